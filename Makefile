@@ -1,0 +1,37 @@
+# Every verb makes .venv by itself; `make test` is what CI runs.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test check format bench docs clean
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(READY)  ## train one host with a written growth plan and draw its life
+	$(BIN)/python examples/one_life.py
+
+test: $(READY)  ## everything, slow learning tests included
+	$(BIN)/python -m pytest -n 2
+
+check: $(READY)  ## format, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)  ## what growing costs, against plain PyTorch
+	$(BIN)/python benchmark/single_host.py
+
+docs: $(READY)  ## refresh the tables that come from the code, then build the site
+	$(BIN)/python docs/tables.py
+	$(BIN)/mkdocs build --strict --quiet
+
+clean:
+	rm -rf .venv site runs .pytest_cache .ruff_cache .hypothesis

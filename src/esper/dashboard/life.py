@@ -1,0 +1,120 @@
+"""A picture of one host's life: how well it did, how loudly its seeds spoke, and the stages they went through."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from esper.leyline.errors import EsperError
+from esper.leyline.lifecycle import Stage
+from esper.leyline.reports import EpochReport
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+STAGE_COLORS = {
+    Stage.DORMANT: "#f4f4f2",
+    Stage.GERMINATED: "#cfe8c6",
+    Stage.TRAINING: "#9fd39a",
+    Stage.BLENDING: "#5aae61",
+    Stage.HOLDING: "#2b7a4b",
+    Stage.FOSSILIZED: "#7b5b3a",
+    Stage.PRUNED: "#d6604d",
+    Stage.EMBARGOED: "#f4c7a8",
+    Stage.RESETTING: "#e8e4da",
+}
+INK, QUIET, GRID = "#22313f", "#8a949c", "#e3e6e8"
+SLOT_COLORS = ("#1b7837", "#2166ac", "#b35806", "#762a83", "#01665e", "#8c510a", "#c51b7d", "#4d4d4d")
+
+
+def draw_life(
+    reports: Sequence[EpochReport],
+    path: str | Path,
+    *,
+    twin: Sequence[EpochReport] = (),
+    metric: str = "accuracy",
+    title: str = "",
+) -> None:
+    """Draw a host's life to a file, beside that of a `twin` that never grew."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise EsperError("drawing needs the package matplotlib: pip install 'esper[plot]'") from None
+    slots = len(reports[0].slots)
+    style = {"font.size": 9, "axes.edgecolor": GRID, "text.color": INK, "axes.labelcolor": INK}
+    with rc_context(style):
+        figure = Figure(figsize=(8, 4.6 + 0.28 * slots), layout="constrained")
+        axes = figure.subplots(3, sharex=True, height_ratios=[3, 1.4, 0.42 * slots])
+        _draw_metric(axes[0], reports, twin, metric)
+        _draw_alpha(axes[1], reports)
+        _draw_stages(axes[2], reports)
+        for ax in axes:
+            ax.spines[["top", "right"]].set_visible(False)
+            ax.tick_params(colors=QUIET, length=0)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+        figure.savefig(path, dpi=150)
+
+
+def _draw_metric(
+    ax: "Axes", reports: Sequence[EpochReport], twin: Sequence[EpochReport], metric: str
+) -> None:
+    for life, color, width, name in ((twin, QUIET, 1.4, "never grown"), (reports, INK, 2.2, "grown")):
+        if life:
+            ax.plot([r.epoch for r in life], [r.metric for r in life], color=color, lw=width)
+            label = f"{name}\n{life[-1].metric:.3f}, {life[-1].parameters:,} parameters"
+            ax.annotate(
+                label,
+                (life[-1].epoch, life[-1].metric),
+                xytext=(8, 0),
+                textcoords="offset points",
+                va="center",
+                color=color,
+                annotation_clip=False,
+            )
+    for report in reports:
+        if report.op != "WAIT" and not report.refused:
+            ax.axvline(report.epoch, color=GRID, lw=1, zorder=0)
+            ax.annotate(
+                report.op.lower().replace("_", " "),
+                (report.epoch, 1.01),
+                xycoords=("data", "axes fraction"),
+                rotation=30,
+                fontsize=7,
+                color=QUIET,
+            )
+    ax.set_ylabel(f"validation {metric}")
+    ax.grid(axis="y", color=GRID)
+    ax.margins(x=0.01)
+
+
+def _draw_alpha(ax: "Axes", reports: Sequence[EpochReport]) -> None:
+    for s, slot in enumerate(reports[0].slots):
+        color = SLOT_COLORS[s % len(SLOT_COLORS)]
+        ax.plot([r.epoch for r in reports], [r.slots[s].alpha for r in reports], color=color, label=slot.name, lw=1.8)
+    ax.set_ylim(-0.05, 1.1)
+    ax.set_ylabel("alpha")
+    ax.grid(axis="y", color=GRID)
+    ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _draw_stages(ax: "Axes", reports: Sequence[EpochReport]) -> None:
+    """One band per slot, coloured by stage, with each seed's blueprint where it germinated."""
+    shown: set[Stage] = set()
+    for s in range(len(reports[0].slots)):
+        before = None
+        for report in reports:
+            slot = report.slots[s]
+            stage = Stage[slot.stage]
+            ax.barh(s, 1, left=report.epoch - 0.5, height=0.8, color=STAGE_COLORS[stage])
+            shown.add(stage)
+            if slot.blueprint is not None and slot.blueprint != before:
+                ax.text(report.epoch - 0.35, s, slot.blueprint, va="center", fontsize=7.5)
+            before = slot.blueprint
+    ax.set_yticks(range(len(reports[0].slots)), [slot.name for slot in reports[0].slots])
+    ax.invert_yaxis()
+    ax.set_xlabel("epoch")
+    handles = [ax.barh(0, 0, color=STAGE_COLORS[stage]) for stage in Stage if stage in shown]
+    names = [stage.name.lower() for stage in Stage if stage in shown]
+    ax.legend(
+        handles, names, frameon=False, fontsize=7.5, loc="center left", bbox_to_anchor=(1.0, 0.5)
+    )

@@ -1,0 +1,90 @@
+"""Can this blueprint live in a slot? Tried out on a small stream before it is registered."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from esper.leyline.errors import EsperError
+from esper.leyline.specs import SlotSpec, Stream
+
+EXAMPLES = {
+    Stream.VECTOR: (16,),
+    Stream.SIGNAL: (12, 8),
+    Stream.IMAGE: (6, 6, 8),
+    Stream.TOKENS: (6, 16),
+}
+ALIVE = 1e-6
+"""A parameter is alive if its gradient exceeds this share of the largest in its seed."""
+
+
+def probe(name: str, build: Callable[[SlotSpec], nn.Module], stream: Stream) -> None:
+    """Raise, with the reason, if seeds of this blueprint could not be planted, stacked or trained."""
+    slot = SlotSpec("probe", stream, EXAMPLES[stream])
+
+    def check(passed: bool, reason: str) -> None:
+        if not passed:
+            raise EsperError(f"blueprint {name!r} cannot be used on {stream} streams: {reason}")
+
+    seeds = [build(slot), build(slot)]
+    check(all(isinstance(s, nn.Module) for s in seeds), "build(slot) must return a torch.nn.Module")
+    check(any(True for _ in seeds[0].parameters()), "it has no parameters to train")
+    seeds = [s.double() for s in seeds]
+    x = torch.randn(3, *slot.shape, dtype=torch.float64)
+    out = seeds[0](x)
+    check(
+        isinstance(out, Tensor) and out.shape == x.shape,
+        f"it must keep the stream's shape {tuple(x.shape)}, and returns {tuple(getattr(out, 'shape', ()))}",
+    )
+    dead = dead_parameters(seeds[0], x)
+    check(not dead, f"no gradient reaches {', '.join(dead)} (is a zero layer or a norm in the way?)")
+    train(seeds[1], x)
+    check(
+        torch.allclose(seeds[0](x)[:1], seeds[0](x[:1])),
+        "an example's result depends on the others in its batch, or on chance (no batch statistics, no dropout)",
+    )
+    check(stream is not Stream.TOKENS or is_causal(seeds[0], x), "a position sees later ones")
+    check_stackable(seeds, x, check)
+
+
+def check_stackable(seeds: list[nn.Module], x: Tensor, check: Callable[[bool, str], None]) -> None:
+    """Stacked under vmap, seeds must compute what they compute alone."""
+    params, buffers = stack_module_state(seeds)
+    try:
+        stacked = vmap(lambda p, b: functional_call(seeds[0], (p, b), (x,)))(params, buffers)
+    except Exception as error:
+        check(False, f"it cannot be stacked with torch.func.vmap: {error}")
+        return
+    alone = torch.stack([seed(x) for seed in seeds])
+    check(torch.allclose(stacked, alone), "stacked with torch.func.vmap it computes something else")
+
+
+def train(seed: nn.Module, x: Tensor, steps: int = 3) -> list[dict[str, float]]:
+    """A few plain steps towards a fixed target; returns the largest gradient of each parameter at each step."""
+    target = torch.randn_like(x)
+    history = []
+    for _ in range(steps):
+        gradients = torch.autograd.grad(
+            (seed(x) - target).square().mean(), list(seed.parameters()), allow_unused=True
+        )
+        history.append({})
+        for (name, p), g in zip(seed.named_parameters(), gradients, strict=True):
+            history[-1][name] = 0.0 if g is None else g.abs().max().item()
+            if g is not None:
+                p.data.sub_(0.1 * g)
+    return history
+
+
+def dead_parameters(seed: nn.Module, x: Tensor) -> list[str]:
+    """The parameters that get no gradient within three steps."""
+    history = train(seed, x)
+    largest = max(max(step.values()) for step in history)
+    return [n for n in history[0] if not max(step[n] for step in history) > ALIVE * largest]
+
+
+def is_causal(seed: nn.Module, x: Tensor) -> bool:
+    """Whether the first positions are the same whatever comes later."""
+    half = x.shape[1] // 2
+    other = torch.cat([x[:, :half], torch.randn_like(x[:, half:])], 1)
+    return torch.allclose(seed(x)[:, :half], seed(other)[:, :half])

@@ -1,0 +1,148 @@
+"""Model files: weights as safetensors, topology as JSON in its metadata. Nothing in them is ever executed.
+
+Written beside the target, flushed, then renamed over it, so that a crash leaves the old file or the new one.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from esper.kasmina.host import Host
+from esper.kasmina.slots import Seed
+from esper.leyline.actions import Graft
+from esper.leyline.errors import EsperError, FileError
+from esper.leyline.rng import isolated
+
+MODEL_FORMAT = "esper.model"
+VERSION = 1
+"""Raised when older Espers could no longer read what is written; docs/files.md lists what each version changed."""
+
+Tensors = dict[str, Tensor]
+
+
+def save_model(path: str | Path, host: Host) -> None:
+    """Write a host and the seeds it has grown."""
+    write(path, MODEL_FORMAT, host.state_dict(), topology(host))
+
+
+def load_model(path: str | Path, build: Callable[[], Host]) -> Host:
+    """The saved host, from its constructor and the file alone: `load_model("grown.safetensors", lambda: build_host(spec))`."""
+    tensors, description = read(path, MODEL_FORMAT)
+    return regrow(path, build, tensors, description)
+
+
+def topology(host: Host) -> dict[str, Any]:
+    """What has grown where."""
+    seeds = {slot.spec.name: slot.seed for slot in map(host.slot, range(len(host.slots)))}
+    return {
+        "host": host.spec.as_dict(),
+        "slots": [asdict(slot) for slot in host.slot_specs],
+        "seeds": {
+            name: {"blueprint": seed.blueprint, "graft": seed.graft.name}
+            for name, seed in seeds.items()
+            if seed is not None
+        },
+    }
+
+
+def regrow(
+    path: str | Path, build: Callable[[], Host], tensors: Tensors, description: Mapping[str, Any]
+) -> Host:
+    """A fresh host with the seeds and weights of a file."""
+    with isolated(0):
+        host = build()
+    expected = json.loads(json.dumps(topology(host)))
+    for part in ("host", "slots"):
+        if expected[part] != description.get(part):
+            raise FileError(
+                f"{path} holds another {part[:4]}: the file says {description.get(part)}, the constructor makes {expected[part]}"
+            )
+    for index, slot in enumerate(host.slot_specs):
+        if (seed := description["seeds"].get(slot.name)) is not None:
+            try:
+                host.slot(index).plant(Seed(slot, seed["blueprint"], Graft[seed["graft"]]))
+            except EsperError as error:
+                raise FileError(f"{path} needs a blueprint that is not registered here: {error}") from None
+    match(path, host.state_dict(), tensors)
+    host.load_state_dict(tensors, assign=True)
+    return host
+
+
+def match(path: str | Path, expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    """Refuse a file whose tensors are not exactly those that are needed."""
+    wrong = sorted(expected.keys() ^ found.keys())
+    wrong += sorted(n for n in expected.keys() & found.keys() if expected[n].shape != found[n].shape)
+    if wrong:
+        raise FileError(
+            f"{path} does not fit: {len(wrong)} tensors are missing, foreign or of another shape, first {wrong[0]!r}"
+        )
+
+
+def write(path: str | Path, format: str, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
+    """Replace a file with these tensors and their description, all or nothing."""
+    path = Path(path)
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    metadata = {
+        "format": format,
+        "version": str(VERSION),
+        "sha256": _digest(plain),
+        "description": json.dumps(description),
+    }
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with open(partial, "wb") as file:
+            file.write(save(plain, metadata))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise FileError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def read(path: str | Path, format: str) -> tuple[Tensors, dict[str, Any]]:
+    """The tensors and the description of a file that `write` made, or an error that says what is wrong with it."""
+    if not Path(path).is_file():
+        raise FileError(f"there is no file {path}")
+    try:
+        with safe_open(str(path), "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise FileError(f"{path} is damaged or not a safetensors file: {error}") from None
+    return tensors, _checked(path, format, metadata, tensors)
+
+
+def _checked(path: str | Path, format: str, metadata: Mapping[str, str], tensors: Tensors) -> dict[str, Any]:
+    if metadata.get("format") != format:
+        raise FileError(f"{path} is not an {format} file, but {metadata.get('format', 'a foreign one')}")
+    if not metadata.get("version", "").isdecimal():
+        raise FileError(f"{path} is damaged: it has no version")
+    if int(metadata["version"]) > VERSION:
+        raise FileError(
+            f"{path} was written by a newer Esper (format version {metadata['version']}, this one reads up to {VERSION}): upgrade Esper"
+        )
+    if metadata.get("sha256") != _digest(tensors):
+        raise FileError(f"{path} is damaged: its weights do not match their checksum")
+    try:
+        return json.loads(metadata["description"])
+    except (KeyError, json.JSONDecodeError):
+        raise FileError(f"{path} is damaged: its description cannot be read") from None
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

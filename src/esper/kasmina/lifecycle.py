@@ -1,0 +1,195 @@
+"""Moving seeds through their lives, for all slots of all hosts at once: `legal`, `apply`, `tick`.
+
+A decision is: `apply` the action, then `tick` to begin the epoch. Only `apply` obeys ops; only `tick` moves ages and alpha.
+"""
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from esper.kasmina.blending import ramp
+from esper.kasmina.gates import GATES, LifecycleConfig
+from esper.leyline.actions import ALPHA_SPEEDS, ALPHA_TARGETS, STYLES, TEMPOS, Curve, Head, Op
+from esper.leyline.lifecycle import TRANSITIONS, Gate, Stage, Transition, Voice
+from esper.leyline.state import NO_BLUEPRINT, SlotState, Vitals
+
+EMPTY = SlotState(
+    stage=torch.tensor(Stage.DORMANT),
+    age=torch.tensor(0),
+    seed_age=torch.tensor(0),
+    births=torch.tensor(0),
+    blueprint=torch.tensor(NO_BLUEPRINT),
+    graft=torch.tensor(0),
+    alpha=torch.tensor(0.0),
+    alpha_start=torch.tensor(0.0),
+    alpha_target=torch.tensor(0.0),
+    ramp=torch.tensor(Curve.LINEAR),
+    curve=torch.tensor(Curve.LINEAR),
+    ramp_epochs=torch.tensor(0),
+    ramp_elapsed=torch.tensor(0),
+)
+"""A slot that nothing has ever happened to."""
+
+
+def empty_slots(hosts: int, slots: int, device: torch.device | None = None) -> SlotState:
+    return SlotState(*(x.to(device).expand(hosts, slots).clone() for x in EMPTY))
+
+
+def unmeasured(state: SlotState) -> Vitals:
+    """The vitals of hosts that have not been measured yet: presumed sane, contributions unknown."""
+    return Vitals(
+        sane=torch.ones_like(state.stage[:, 0], dtype=torch.bool),
+        healthy=torch.ones_like(state.stage, dtype=torch.bool),
+        contribution=torch.full_like(state.alpha, torch.nan),
+    )
+
+
+def has_voice(stage: Int[Tensor, "*N"], *voices: Voice) -> Bool[Tensor, "*N"]:
+    """Whether a stage is one of these voices."""
+    table = torch.tensor([s.voice in voices for s in Stage], device=stage.device)
+    return table[stage]
+
+
+def incubating(state: SlotState) -> Bool[Tensor, "N S"]:
+    """The seeds that learn beside their host, unheard."""
+    return has_voice(state.stage, Voice.INCUBATING)
+
+
+def speaking(state: SlotState) -> Bool[Tensor, "N S"]:
+    """The seeds that are part of the forward pass; all others are left out of it."""
+    return state.alpha > 0
+
+
+def _open(row: Transition, state: SlotState, vitals: Vitals, config: LifecycleConfig) -> Tensor:
+    return (state.stage == row.source) & GATES[row.gate](state, vitals, config)
+
+
+def _due(row: Transition, state: SlotState, vitals: Vitals, config: LifecycleConfig) -> Tensor:
+    """The slots that will make this transition by themselves when the next epoch begins."""
+    due = _open(row, state, vitals, config)
+    if not row.automatic or (row.op is Op.ADVANCE and not config.auto_advance):
+        return torch.zeros_like(due)
+    return due & (state.age >= config.training) if row.gate is Gate.TRAINED else due
+
+
+def legal(state: SlotState, vitals: Vitals, config: LifecycleConfig) -> Bool[Tensor, "N O S"]:
+    """Which op may be used on which slot. WAIT always may; ADVANCE may not where it would happen anyway."""
+    allowed = torch.zeros(
+        state.stage.shape[0], len(Op), state.stage.shape[1], dtype=torch.bool, device=state.stage.device
+    )
+    allowed[:, Op.WAIT] = True
+    for row in TRANSITIONS:
+        if row.op is not None:
+            here = _open(row, state, vitals, config) & ~_due(row, state, vitals, config)
+            allowed[:, row.op] |= here
+    return allowed
+
+
+def refused(
+    action: Int[Tensor, "N H"], allowed: Bool[Tensor, "N O S"], sizes: tuple[int, ...]
+) -> Bool[Tensor, " N"]:
+    """The actions that will not be carried out: an op or slot that is not legal, or a choice that does not exist."""
+    listens = torch.tensor([[head in op.heads for head in Head] for op in Op], device=action.device)
+    limit = torch.tensor(sizes, device=action.device)
+    exists = (action >= 0) & (action < limit)
+    known_op = exists[:, Head.OP]
+    op = action[:, Head.OP].where(known_op, Op.WAIT)
+    slot = action[:, Head.SLOT].where(exists[:, Head.SLOT], 0)
+    hosts = torch.arange(len(action), device=action.device)
+    complete = (exists | ~listens[op]).all(1)
+    return ~(known_op & complete & allowed[hosts, op, slot])
+
+
+def _lookup(values: dict[str, float] | dict[str, int], action: Tensor, head: Head) -> Tensor:
+    """The value behind each host's choice, shaped to spread over slots."""
+    table = torch.tensor(list(values.values()), device=action.device)
+    return table[action[:, head].clamp(0, len(table) - 1)][:, None]
+
+
+def _fill(state: SlotState, where: Tensor, **values: Tensor | int | float) -> SlotState:
+    """The state with some fields replaced in some slots."""
+    fields = {
+        name: torch.where(where, torch.as_tensor(value, device=where.device), getattr(state, name))
+        .to(getattr(state, name).dtype)
+        for name, value in values.items()
+    }
+    return state._replace(**fields)
+
+
+def apply(
+    state: SlotState, action: Int[Tensor, "N H"], allowed: Bool[Tensor, "N O S"], sizes: tuple[int, ...]
+) -> tuple[SlotState, Bool[Tensor, " N"]]:
+    """Carry out one action per host. A refused one changes nothing; any other moves one slot, and WAIT none."""
+    no = refused(action, allowed, sizes)
+    slots = torch.arange(state.stage.shape[1], device=action.device)
+    chosen = (action[:, Head.SLOT, None] == slots) & ~no[:, None]  # N S
+
+    def acts(op: Op) -> Tensor:
+        return chosen & (action[:, Head.OP, None] == op)
+
+    moved = state
+    for row in TRANSITIONS:
+        if row.op is not None:
+            here = acts(row.op) & (state.stage == row.source)
+            moved = _fill(moved, here, stage=row.target, age=0)
+    return _plant(_retarget(moved, action, acts(Op.SET_ALPHA_TARGET), acts(Op.PRUNE)), action, acts(Op.GERMINATE)), no
+
+
+def _style(action: Tensor, field: str) -> Tensor:
+    return _lookup({name: getattr(style, field) for name, style in STYLES.items()}, action, Head.STYLE)
+
+
+def _plant(state: SlotState, action: Tensor, here: Tensor) -> SlotState:
+    """A newborn seed: silent, with the ramp of its first blend laid out."""
+    return _fill(
+        state,
+        here,
+        seed_age=0,
+        births=state.births + 1,
+        blueprint=action[:, Head.BLUEPRINT, None],
+        graft=_style(action, "graft"),
+        alpha=0.0,
+        alpha_start=0.0,
+        alpha_target=_lookup(ALPHA_TARGETS, action, Head.ALPHA_TARGET),
+        ramp=_style(action, "ramp"),
+        curve=Curve.LINEAR,
+        ramp_epochs=_lookup(TEMPOS, action, Head.TEMPO),
+        ramp_elapsed=0,
+    )
+
+
+def _retarget(state: SlotState, action: Tensor, retargeted: Tensor, pruned: Tensor) -> SlotState:
+    """A new ramp from the present alpha: to the chosen target, or to silence."""
+    state = _fill(
+        state,
+        retargeted | pruned,
+        alpha_start=state.alpha,
+        curve=action[:, Head.ALPHA_CURVE, None],
+        ramp_epochs=_lookup(ALPHA_SPEEDS, action, Head.ALPHA_SPEED),
+        ramp_elapsed=0,
+    )
+    target = _lookup(ALPHA_TARGETS, action, Head.ALPHA_TARGET)
+    state = _fill(state, retargeted, alpha_target=target, ramp=_style(action, "ramp"))
+    return _fill(state, pruned, alpha_target=0.0, ramp=Curve.LINEAR)
+
+
+def tick(state: SlotState, vitals: Vitals, config: LifecycleConfig) -> SlotState:
+    """An epoch begins: what is due happens, one transition a slot at most; then alpha moves and everything is an epoch older."""
+    moved = state
+    for row in TRANSITIONS:
+        moved = _fill(moved, _due(row, state, vitals, config), stage=row.target, age=0)
+    gone = has_voice(moved.stage, Voice.EMPTY)
+    moved = _fill(moved, gone, **{k: v for k, v in EMPTY._asdict().items() if k not in ("stage", "age", "births")})
+    return _age(_ramp(moved))
+
+
+def _ramp(state: SlotState) -> SlotState:
+    elapsed = torch.minimum(state.ramp_elapsed + 1, state.ramp_epochs)
+    progress = (elapsed / state.ramp_epochs).where(state.ramp_epochs > 0, 1.0).to(state.alpha.dtype)
+    alpha = ramp(state.alpha_start, state.alpha_target, progress, state.ramp, state.curve)
+    return _fill(state, has_voice(state.stage, Voice.RAMPING), ramp_elapsed=elapsed, alpha=alpha)
+
+
+def _age(state: SlotState) -> SlotState:
+    seeds = state.blueprint != NO_BLUEPRINT
+    return state._replace(age=state.age + 1, seed_age=state.seed_age + seeds)

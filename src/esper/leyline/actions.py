@@ -1,0 +1,154 @@
+"""What a controller can choose: ops, heads, the choices of each head, and which op listens to which head."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import NamedTuple, TypeVar
+
+from esper.leyline.errors import EsperError, unknown
+
+T = TypeVar("T")
+
+
+class Head(IntEnum):
+    """One factor of an action."""
+
+    OP = 0
+    SLOT = 1
+    BLUEPRINT = 2
+    STYLE = 3
+    TEMPO = 4
+    ALPHA_TARGET = 5
+    ALPHA_SPEED = 6
+    ALPHA_CURVE = 7
+
+
+class Op(IntEnum):
+    """The verb of an action. Each op is declared with the heads it listens to, besides the op head itself."""
+
+    heads: frozenset[Head]
+
+    def __new__(cls, *heads: Head) -> "Op":
+        op = int.__new__(cls, len(cls.__members__))
+        op._value_ = len(cls.__members__)
+        op.heads = frozenset({Head.OP, *heads})
+        return op
+
+    WAIT = ()
+    GERMINATE = (Head.SLOT, Head.BLUEPRINT, Head.STYLE, Head.TEMPO, Head.ALPHA_TARGET)
+    SET_ALPHA_TARGET = (
+        Head.SLOT,
+        Head.STYLE,
+        Head.ALPHA_TARGET,
+        Head.ALPHA_SPEED,
+        Head.ALPHA_CURVE,
+    )
+    PRUNE = (Head.SLOT, Head.ALPHA_SPEED, Head.ALPHA_CURVE)
+    FOSSILIZE = (Head.SLOT,)
+    ADVANCE = (Head.SLOT,)
+
+
+class Graft(IntEnum):
+    """How a seed's output becomes a delta on its host's stream."""
+
+    ADD = 0
+    MULTIPLY = 1
+    GATE = 2
+
+
+class Curve(IntEnum):
+    """A monotone map of progress, 0 to 1 onto 0 to 1."""
+
+    LINEAR = 0
+    COSINE = 1
+    SIGMOID_GENTLE = 2
+    SIGMOID = 3
+    SIGMOID_SHARP = 4
+
+
+class Style(NamedTuple):
+    """A graft, and the ramp on which the seed's alpha first rises."""
+
+    graft: Graft
+    ramp: Curve
+
+
+STYLES = {
+    "add": Style(Graft.ADD, Curve.LINEAR),
+    "add_sigmoid": Style(Graft.ADD, Curve.SIGMOID),
+    "multiply": Style(Graft.MULTIPLY, Curve.LINEAR),
+    "gate": Style(Graft.GATE, Curve.SIGMOID),
+}
+TEMPOS = {"3": 3, "5": 5, "8": 8}
+"""Epochs from silence to the alpha target when a seed blends in."""
+ALPHA_TARGETS = {"0.5": 0.5, "0.7": 0.7, "1.0": 1.0}
+ALPHA_SPEEDS = {"instant": 0, "3": 3, "5": 5, "8": 8}
+"""Epochs that a later change of alpha takes."""
+
+FIXED_CHOICES: dict[Head, tuple[str, ...]] = {
+    Head.OP: tuple(op.name for op in Op),
+    Head.STYLE: tuple(STYLES),
+    Head.TEMPO: tuple(TEMPOS),
+    Head.ALPHA_TARGET: tuple(ALPHA_TARGETS),
+    Head.ALPHA_SPEED: tuple(ALPHA_SPEEDS),
+    Head.ALPHA_CURVE: tuple(curve.name for curve in Curve),
+}
+"""The choices of the heads that do not depend on the host."""
+PLAIN_CHOICE = {Head.ALPHA_TARGET: "1.0"}
+"""What a written action means by leaving a head out, where that is not the head's first choice."""
+
+
+@dataclass(frozen=True)
+class ActionSpace:
+    """The choices of every head for one kind of host: the one source of slot and blueprint order."""
+
+    slots: tuple[str, ...]
+    blueprints: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for head, names in self.choices.items():
+            if not names:
+                raise EsperError(f"{head.name.lower()}s must name at least one choice")
+            if len(set(names)) < len(names):
+                raise EsperError(f"{head.name.lower()}s must not repeat a name: {', '.join(names)}")
+
+    @property
+    def choices(self) -> dict[Head, tuple[str, ...]]:
+        """The names of each head's choices, heads in order."""
+        own = {Head.SLOT: self.slots, Head.BLUEPRINT: self.blueprints}
+        return {head: (FIXED_CHOICES | own)[head] for head in Head}
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(len(names) for names in self.choices.values())
+
+    def action(self, op: Op | str = Op.WAIT, **choices: object) -> tuple[int, ...]:
+        """The action with these choices by name, `slot="s0"`; heads left out take a plain one."""
+        named = {name.upper(): choice for name, choice in choices.items()}
+        for name in named:
+            if name not in Head.__members__ or name == Head.OP.name:
+                raise unknown("head", name.lower(), (head.name.lower() for head in Head))
+        named[Head.OP.name] = op
+        return tuple(
+            self._index(head, names, named.get(head.name, PLAIN_CHOICE.get(head, names[0])))
+            for head, names in self.choices.items()
+        )
+
+    @staticmethod
+    def _index(head: Head, names: tuple[str, ...], choice: object) -> int:
+        name = choice.name if isinstance(choice, Enum) else str(choice)
+        if name not in names:
+            raise unknown(f"choice of head {head.name.lower()}", name, names)
+        return names.index(name)
+
+
+def per_head(values: Mapping[str, T]) -> tuple[T, ...]:
+    """One value for each head, in head order, from a mapping that must name every head and nothing else."""
+    known = [head.name.lower() for head in Head]
+    for name in values:
+        if name not in known:
+            raise unknown("head", name, known)
+    missing = [name for name in known if name not in values]
+    if missing:
+        raise EsperError(f"every head needs a value; missing: {', '.join(missing)}")
+    return tuple(values[name] for name in known)

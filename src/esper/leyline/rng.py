@@ -1,0 +1,84 @@
+"""Randomness without state: every number is a hash of what it is for, so any host's draws can be made alone or with all others.
+
+Keys are int64 tensors with one entry per host. The hash is SplitMix64's finalizer (https://prng.di.unimi.it/splitmix64.c),
+computed in wrapping int64 arithmetic, and so the same on every device.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from zlib import crc32
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+class Purpose(IntEnum):
+    """What a draw is for; no two purposes share a stream."""
+
+    HOST_WEIGHTS = 1
+    SEED_WEIGHTS = 2
+    SHUFFLE = 3
+    ACTION = 4
+    DATA = 5
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >= 1 << 63 else x
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MIX1 = _signed(0xBF58476D1CE4E5B9)
+_MIX2 = _signed(0x94D049BB133111EB)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ (x >> 30 & (1 << 34) - 1)) * _MIX1
+    x = (x ^ (x >> 27 & (1 << 37) - 1)) * _MIX2
+    return x ^ (x >> 31 & (1 << 33) - 1)
+
+
+def key(parent: Int[Tensor, "*N"] | int, *parts: Int[Tensor, "..."] | int | str) -> Tensor:
+    """The key of a draw: `key(host, Purpose.SHUFFLE, epoch)`. Strings stand for their CRC-32."""
+    x = _mix(torch.as_tensor(parent, dtype=torch.int64) + _GOLDEN)
+    for part in parts:
+        number = crc32(part.encode()) if isinstance(part, str) else part
+        x = _mix((x ^ number) + _GOLDEN)
+    return x
+
+
+def bits(keys: Int[Tensor, "*N"], count: int) -> Int[Tensor, "*N {count}"]:
+    """`count` hashed integers for each key."""
+    return key(keys[..., None], torch.arange(count, device=keys.device))
+
+
+def uniform(keys: Int[Tensor, "*N"], count: int) -> Float[Tensor, "*N {count}"]:
+    """`count` numbers strictly between 0 and 1 for each key, in float64 on a 24-bit grid, so that float32 holds them too."""
+    return ((bits(keys, count) >> 41 & (1 << 23) - 1).double() + 0.5) / (1 << 23)
+
+
+def permutation(keys: Int[Tensor, "*N"], length: int) -> Int[Tensor, "*N {length}"]:
+    """A shuffle of `range(length)` for each key."""
+    return bits(keys, length).argsort(dim=-1, stable=True)
+
+
+@contextmanager
+def isolated(rng_seed: int) -> Iterator[None]:
+    """Run code that draws from the global generators, reseeded, and put them back as they were."""
+    python, numpy = random.getstate(), np.random.get_state()
+    # torch.manual_seed would also queue a seed for a CUDA that has not started yet; that one is the user's.
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(rng_seed)
+        if devices:
+            torch.cuda.manual_seed_all(rng_seed)
+        np.random.seed(rng_seed % (1 << 32))
+        random.seed(rng_seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)

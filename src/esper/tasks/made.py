@@ -1,0 +1,51 @@
+"""Tasks made from a formula, with generators of their own."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import EsperError
+from esper.leyline.objectives import CLASSIFICATION
+from esper.leyline.rng import Purpose, key, uniform
+from esper.leyline.specs import TaskSpec
+from esper.leyline.state import Split
+from esper.tasks.data import TaskData, divide
+
+
+def _normal(count: int, *parts: int | str) -> Tensor:
+    """Normal draws by Box and Muller's transform, from keys alone."""
+    u = uniform(key(0, Purpose.DATA, *parts), 2 * count).view(2, count)
+    return (torch.sqrt(-2 * torch.log(u[0])) * torch.cos(2 * math.pi * u[1])).float()
+
+
+def spirals(arms: int = 3, noise: float = 0.08, examples: int = 3000, rng_seed: int = 0) -> TaskData:
+    """Which arm of a spiral does a point in the plane lie on?"""
+    if arms < 2:
+        raise EsperError(f"arms must be at least 2, not {arms}")
+    radius, arm = uniform(key(rng_seed, Purpose.DATA, "spirals"), 2 * examples).view(2, examples)
+    y = (arm * arms).long()
+    angle = 2 * math.pi * y / arms + 1.5 * math.pi * radius
+    x = torch.stack([radius * angle.cos(), radius * angle.sin()], -1).float()
+    x = 2 * x + noise * _normal(2 * examples, "spirals noise", rng_seed).view(examples, 2)
+    spec = TaskSpec("spirals", (2,), arms, CLASSIFICATION)
+    validation, test, train = divide(Split(x, y), examples // 6, examples // 6)
+    return TaskData(spec, train, validation, test)
+
+
+def planted(width: int = 16, inputs: int = 16, classes: int = 4, examples: int = 6000, rng_seed: int = 0) -> TaskData:
+    """Imitate a teacher with one hidden layer of known width: the right size of a network is known.
+
+    The teacher's parameters are among the task's facts.
+    """
+    if min(width, inputs, classes - 1) < 1:
+        raise EsperError(f"width ({width}) and inputs ({inputs}) must be positive and classes ({classes}) at least 2")
+    draws = _normal(width * (inputs + classes), "teacher", rng_seed)
+    hidden, out = draws[: width * inputs].view(width, inputs), draws[width * inputs :].view(classes, width)
+    x = _normal(examples * inputs, "planted", rng_seed).view(examples, inputs)
+    logits = torch.relu(x @ hidden.T) @ out.T
+    y = (logits - logits.mean(0)).argmax(-1)
+    facts = {"teacher_width": width, "teacher_parameters": width * (inputs + 1) + classes * (width + 1)}
+    spec = TaskSpec("planted", (inputs,), classes, CLASSIFICATION, facts)
+    validation, test, train = divide(Split(x, y), examples // 6, examples // 6)
+    return TaskData(spec, train, validation, test)

@@ -1,0 +1,62 @@
+"""Tasks by name: what comes with Esper, and what you register."""
+
+import inspect
+from collections.abc import Callable
+
+from esper.leyline.errors import EsperError, unknown
+from esper.leyline.state import Split, Task
+from esper.tasks import files, made, packaged
+from esper.tasks.data import TaskData
+
+Builder = Callable[..., TaskData]
+
+_tasks: dict[str, Builder] = {
+    "mnist1d": packaged.mnist1d,
+    "digits": packaged.digits,
+    "spirals": made.spirals,
+    "planted": made.planted,
+    "images": files.images,
+    "text": files.text,
+}
+
+
+def register_task(name: str, build: Builder) -> None:
+    """Make a task available by name. `build(**options)` returns a `TaskData`."""
+    if name in _tasks:
+        raise EsperError(f"a task named {name!r} exists already; choose another name")
+    _tasks[name] = build
+
+
+def unregister_task(name: str) -> None:
+    _builder(name)
+    del _tasks[name]
+
+
+def task_names() -> tuple[str, ...]:
+    return tuple(_tasks)
+
+
+def load_task(name: str, **options: object) -> Task:
+    """A task with its training and validation data."""
+    data = _build(name, options)
+    return Task(data.spec, data.train, data.validation)
+
+
+def load_test(name: str, **options: object) -> Split:
+    """The test data of a task, for exams only."""
+    return _build(name, options).test
+
+
+def _builder(name: str) -> Builder:
+    if name not in _tasks:
+        raise unknown("task", name, _tasks)
+    return _tasks[name]
+
+
+def _build(name: str, options: dict[str, object]) -> TaskData:
+    build = _builder(name)
+    known = inspect.signature(build).parameters
+    for option in options:
+        if option not in known:
+            raise unknown(f"option of task {name!r}", option, known)
+    return build(**options)

@@ -1,0 +1,35 @@
+"""How hosts are trained."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from esper.leyline.errors import EsperError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The same for every host of a fleet, and for one host alone."""
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    lr: float = 3e-3
+    """Step size of the host and of its seeds."""
+    momentum: float = 0.9
+    """For sgd."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    """For adamw."""
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    """Largest gradient norm, for the host's own parameters and for each seed's."""
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in ("adamw", "sgd"):
+            raise EsperError(f"optimizer must be adamw or sgd, not {self.optimizer!r}")
+        for name in ("lr", "clip", "batch_size"):
+            if not getattr(self, name) > 0:
+                raise EsperError(f"{name} must be positive, not {getattr(self, name)}")
+        for name, value in (("momentum", self.momentum), ("weight_decay", self.weight_decay)):
+            if not value >= 0:
+                raise EsperError(f"{name} must not be negative, not {value}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise EsperError(f"betas must lie between 0 and 1, not {self.betas}")

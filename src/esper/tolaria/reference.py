@@ -1,0 +1,196 @@
+"""One host, trained and grown in plain PyTorch: slow, obvious, and the standard that the fleet is held to."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.gates import LifecycleConfig
+from esper.kasmina.host import num_parameters
+from esper.kasmina.hosts import build_host
+from esper.kasmina.lifecycle import apply, empty_slots, incubating, legal, speaking, tick, unmeasured
+from esper.kasmina.slots import build_seed
+from esper.leyline.actions import Graft, Head, Op
+from esper.leyline.errors import EsperError
+from esper.leyline.lifecycle import Stage
+from esper.leyline.reports import EpochReport, SlotReport
+from esper.leyline.rng import Purpose, key, permutation
+from esper.leyline.specs import HostSpec
+from esper.leyline.state import NO_BLUEPRINT, Task, Vitals
+from esper.tolaria.config import TrainConfig
+from esper.tolaria.surgery import TRUNK, add_group, make_optimizer, remove_group
+
+
+class Evaluation(NamedTuple):
+    """How a host does on the validation data."""
+
+    loss: float
+    metric: float
+    score: float
+
+
+class Reference:
+    """A host, its optimiser and the life of its slots. One `decide` is one decision and one epoch."""
+
+    def __init__(
+        self,
+        spec: HostSpec,
+        task: Task,
+        config: TrainConfig = TrainConfig(),
+        *,
+        lifecycle: LifecycleConfig = LifecycleConfig(),
+        rng_seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if (spec.inputs, spec.outputs) != (task.spec.inputs, task.spec.outputs):
+            raise EsperError(
+                f"the host takes {spec.inputs} to {spec.outputs}, but task {task.spec.name!r} has {task.spec.inputs} to {task.spec.outputs}"
+            )
+        if len(task.train.x) < config.batch_size:
+            raise EsperError(
+                f"batch_size ({config.batch_size}) exceeds the {len(task.train.x)} training examples"
+            )
+        self.spec, self.task, self.config, self.lifecycle = spec, task, config, lifecycle
+        self.rng_seed, self.epoch = rng_seed, 0
+        self.host = build_host(spec, rng_seed).to(dtype)
+        self.space = self.host.space
+        self.optimizer = make_optimizer(self.host.parameters(), config)
+        self.state = empty_slots(1, len(self.host.slots))
+        self.vitals = unmeasured(self.state)
+
+    def decide(self, action: Sequence[int]) -> EpochReport:
+        """Carry out one action (`self.space.action(...)`) and live through the epoch that follows."""
+        is_refused = self.act(action)
+        self.begin_epoch()
+        train_loss, norms = self.train_epoch()
+        evaluation = self.evaluate()
+        self.vitals = self.examine(train_loss, norms, evaluation)
+        self.epoch += 1
+        return self.report(Op(action[Head.OP]), is_refused, train_loss, evaluation)
+
+    def legal(self) -> Tensor:
+        """Which op may be used on which slot now, (O, S)."""
+        return legal(self.state, self.vitals, self.lifecycle)[0]
+
+    def act(self, action: Sequence[int]) -> bool:
+        """Carry out one action; True if it was refused and nothing changed."""
+        allowed = legal(self.state, self.vitals, self.lifecycle)
+        self.state, no = apply(self.state, torch.tensor([action]), allowed, self.space.sizes)
+        self.tend()
+        return bool(no)
+
+    def begin_epoch(self) -> None:
+        self.state = tick(self.state, self.vitals, self.lifecycle)
+        self.tend()
+
+    def tend(self) -> None:
+        """Make the modules and the optimiser's groups follow the state: plant newborns, uproot the pruned, set alpha."""
+        for s, spec in enumerate(self.host.slot_specs):
+            slot, blueprint = self.host.slot(s), int(self.state.blueprint[0, s])
+            if slot.seed is None and blueprint != NO_BLUEPRINT:
+                birth = key(self.rng_seed, Purpose.SEED_WEIGHTS, s, self.state.births[0, s])
+                graft = Graft(int(self.state.graft[0, s]))
+                seed = build_seed(spec, self.space.blueprints[blueprint], graft, birth)
+                slot.plant(seed.to(next(self.host.parameters()).dtype))
+                add_group(self.optimizer, spec.name, slot.parameters())
+            elif slot.seed is not None and blueprint == NO_BLUEPRINT:
+                slot.uproot()
+                remove_group(self.optimizer, spec.name)
+            slot.alpha.copy_(self.state.alpha[0, s])
+
+    def train_epoch(self) -> tuple[float, dict[str, float]]:
+        """One pass over the training data. Returns the mean loss, and the mean gradient norm of each optimiser group."""
+        x, y = self.task.train
+        size = self.config.batch_size
+        order = permutation(key(self.rng_seed, Purpose.SHUFFLE, self.epoch), len(x))
+        batches = order[: len(x) // size * size].view(-1, size)
+        losses, norms = [], []
+        for batch in batches:
+            losses.append(self.gradients(x[batch], y[batch]))
+            norms.append(self.step())
+        mean = {name: sum(norm[name] for norm in norms) / len(norms) for name in norms[0]}
+        return sum(losses) / len(losses), mean
+
+    def gradients(self, x: Tensor, y: Tensor) -> float:
+        """Gradients of the host on one batch, and of each incubating seed on the same batch as if it were heard."""
+        self.optimizer.zero_grad()
+        loss = self.loss(x, y)
+        loss.backward()
+        for s in incubating(self.state)[0].nonzero()[:, 0].tolist():
+            parameters = list(self.host.slot(s).parameters())
+            side = self.loss(x, y, {s: self.state.alpha_target[0, s]})
+            for p, gradient in zip(parameters, torch.autograd.grad(side, parameters), strict=True):
+                p.grad = gradient
+        return loss.item()
+
+    def step(self) -> dict[str, float]:
+        """Clip each group by itself, then step. Returns the norms before clipping."""
+        norms = {
+            group["name"]: nn.utils.clip_grad_norm_(group["params"], self.config.clip).item()
+            for group in self.optimizer.param_groups
+        }
+        self.optimizer.step()
+        return norms
+
+    def loss(self, x: Tensor, y: Tensor, alphas: Mapping[int, Tensor] | None = None) -> Tensor:
+        return self.task.spec.objective.loss(self.host(x, alphas), y).mean()
+
+    @torch.no_grad()
+    def evaluate(self, alphas: Mapping[int, Tensor] | None = None) -> Evaluation:
+        """How the host does on the validation data, with some slots' alpha replaced."""
+        objective, (x, y) = self.task.spec.objective, self.task.validation
+        out = self.host(x, alphas)
+        metric = objective.metric(out, y).mean()
+        score = objective.score(metric, self.task.spec.outputs)
+        return Evaluation(objective.loss(out, y).mean().item(), metric.item(), score.item())
+
+    def examine(self, train_loss: float, norms: Mapping[str, float], now: Evaluation) -> Vitals:
+        """The vitals after an epoch. A seed contributes what switching it off would cost, or switching it on would bring."""
+        vitals = unmeasured(self.state)
+        finite = torch.tensor([train_loss, now.loss, norms[TRUNK]]).isfinite().all()
+        vitals.sane[0] = finite & all_finite(self.host.segments)
+        for s, spec in enumerate(self.host.slot_specs):
+            slot = self.host.slot(s)
+            if slot.seed is None:
+                continue
+            learns = bool(incubating(self.state)[0, s] | speaking(self.state)[0, s])
+            vitals.healthy[0, s] = all_finite(slot) and (not learns or 0 < norms[spec.name] < torch.inf)
+            if speaking(self.state)[0, s]:
+                vitals.contribution[0, s] = now.score - self.evaluate({s: torch.tensor(0.0)}).score
+            else:
+                heard = self.evaluate({s: self.state.alpha_target[0, s]})
+                vitals.contribution[0, s] = heard.score - now.score
+        return vitals
+
+    def report(
+        self, op: Op, is_refused: bool, train_loss: float, evaluation: Evaluation
+    ) -> EpochReport:
+        slots = []
+        for s, spec in enumerate(self.host.slot_specs):
+            seed = self.host.slot(s).seed
+            slots.append(
+                SlotReport(
+                    name=spec.name,
+                    stage=Stage(int(self.state.stage[0, s])).name,
+                    alpha=self.state.alpha[0, s].item(),
+                    blueprint=None if seed is None else seed.blueprint,
+                    contribution=None if seed is None else self.vitals.contribution[0, s].item(),
+                )
+            )
+        return EpochReport(
+            epoch=self.epoch - 1,
+            op=op.name,
+            refused=is_refused,
+            train_loss=train_loss,
+            validation_loss=evaluation.loss,
+            metric=evaluation.metric,
+            score=evaluation.score,
+            parameters=num_parameters(self.host),
+            growth=self.host.growth,
+            slots=tuple(slots),
+        )
+
+
+def all_finite(module: nn.Module) -> bool:
+    return all(bool(p.isfinite().all()) for p in module.parameters())
