@@ -1,6 +1,6 @@
 """Train one small host on MNIST-1D with a written growth plan, beside a twin that never grows, and draw its life.
 
-    python examples/one_life.py [picture.png]
+python examples/one_life.py [picture.png]
 """
 
 import sys

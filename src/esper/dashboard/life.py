@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage
@@ -41,7 +41,7 @@ def draw_life(
     except ImportError:
         raise EsperError("drawing needs the package matplotlib: pip install 'esper[plot]'") from None
     slots = len(reports[0].slots)
-    style = {"font.size": 9, "axes.edgecolor": GRID, "text.color": INK, "axes.labelcolor": INK}
+    style: dict[Any, Any] = {"font.size": 9, "axes.edgecolor": GRID, "text.color": INK, "axes.labelcolor": INK}
     with rc_context(style):
         figure = Figure(figsize=(8, 4.6 + 0.28 * slots), layout="constrained")
         axes = figure.subplots(3, sharex=True, height_ratios=[3, 1.4, 0.42 * slots])
@@ -55,9 +55,7 @@ def draw_life(
         figure.savefig(path, dpi=150)
 
 
-def _draw_metric(
-    ax: "Axes", reports: Sequence[EpochReport], twin: Sequence[EpochReport], metric: str
-) -> None:
+def _draw_metric(ax: "Axes", reports: Sequence[EpochReport], twin: Sequence[EpochReport], metric: str) -> None:
     for life, color, width, name in ((twin, QUIET, 1.4, "never grown"), (reports, INK, 2.2, "grown")):
         if life:
             ax.plot([r.epoch for r in life], [r.metric for r in life], color=color, lw=width)
@@ -115,6 +113,4 @@ def _draw_stages(ax: "Axes", reports: Sequence[EpochReport]) -> None:
     ax.set_xlabel("epoch")
     handles = [ax.barh(0, 0, color=STAGE_COLORS[stage]) for stage in Stage if stage in shown]
     names = [stage.name.lower() for stage in Stage if stage in shown]
-    ax.legend(
-        handles, names, frameon=False, fontsize=7.5, loc="center left", bbox_to_anchor=(1.0, 0.5)
-    )
+    ax.legend(handles, names, frameon=False, fontsize=7.5, loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -39,7 +39,7 @@ def ramp(
 ) -> Float[Tensor, "*N"]:
     """Alpha on its way from `start` to `target`: exactly `target` when progress is 1.
 
-    The style's ramp bends progress first, the alpha_curve second; one that was not chosen is linear and changes nothing.
+    The style's ramp bends progress first, the alpha_curve second; one that was not chosen is linear.
     """
     bent = bend(bend(progress, style_ramp), curve)
     return torch.where(progress >= 1, target, torch.lerp(start, target, bent))

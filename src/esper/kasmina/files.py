@@ -35,7 +35,7 @@ def save_model(path: str | Path, host: Host) -> None:
 
 
 def load_model(path: str | Path, build: Callable[[], Host]) -> Host:
-    """The saved host, from its constructor and the file alone: `load_model("grown.safetensors", lambda: build_host(spec))`."""
+    """The saved host, from its constructor and the file alone: `load_model(path, lambda: build_host(spec))`."""
     tensors, description = read(path, MODEL_FORMAT)
     return regrow(path, build, tensors, description)
 
@@ -54,9 +54,7 @@ def topology(host: Host) -> dict[str, Any]:
     }
 
 
-def regrow(
-    path: str | Path, build: Callable[[], Host], tensors: Tensors, description: Mapping[str, Any]
-) -> Host:
+def regrow(path: str | Path, build: Callable[[], Host], tensors: Tensors, description: Mapping[str, Any]) -> Host:
     """A fresh host with the seeds and weights of a file."""
     with isolated(0):
         host = build()
@@ -64,7 +62,8 @@ def regrow(
     for part in ("host", "slots"):
         if expected[part] != description.get(part):
             raise FileError(
-                f"{path} holds another {part[:4]}: the file says {description.get(part)}, the constructor makes {expected[part]}"
+                f"{path} holds another {part[:4]} than the constructor makes:"
+                f" {description.get(part)}, not {expected[part]}"
             )
     for index, slot in enumerate(host.slot_specs):
         if (seed := description["seeds"].get(slot.name)) is not None:
@@ -129,7 +128,8 @@ def _checked(path: str | Path, format: str, metadata: Mapping[str, str], tensors
         raise FileError(f"{path} is damaged: it has no version")
     if int(metadata["version"]) > VERSION:
         raise FileError(
-            f"{path} was written by a newer Esper (format version {metadata['version']}, this one reads up to {VERSION}): upgrade Esper"
+            f"{path} was written by a newer Esper (format version {metadata['version']}, this one reads up to"
+            f" {VERSION}): upgrade Esper"
         )
     if metadata.get("sha256") != _digest(tensors):
         raise FileError(f"{path} is damaged: its weights do not match their checksum")

@@ -36,9 +36,7 @@ class LifecycleConfig:
             if field.type is int and getattr(self, field.name) < 0:
                 raise EsperError(f"{field.name} must not be negative, not {getattr(self, field.name)}")
         if self.training < self.min_training:
-            raise EsperError(
-                f"training ({self.training}) must be at least min_training ({self.min_training})"
-            )
+            raise EsperError(f"training ({self.training}) must be at least min_training ({self.min_training})")
 
 
 GateFunction = Callable[[SlotState, Vitals, LifecycleConfig], Bool[Tensor, "N S"]]
@@ -47,7 +45,7 @@ GATES: dict[Gate, GateFunction] = {
     Gate.SANE: lambda s, v, c: v.sane[:, None].expand_as(s.stage),
     Gate.PLANTED: lambda s, v, c: (s.blueprint != NO_BLUEPRINT) & v.healthy,
     Gate.TRAINED: lambda s, v, c: (s.age >= c.min_training) & v.healthy,
-    Gate.SETTLED: lambda s, v, c: s.ramp_elapsed >= s.ramp_epochs,
+    Gate.SETTLED: lambda s, v, c: s.alpha == s.alpha_target,
     Gate.WORTHY: lambda s, v, c: (s.age >= c.min_holding) & (v.contribution > c.min_contribution),
     Gate.RIPE: lambda s, v, c: (s.seed_age >= c.min_prune_age) | ~v.healthy,
     Gate.FADED: lambda s, v, c: (s.alpha == 0) | (s.ramp_elapsed >= s.ramp_epochs - 1),

@@ -51,9 +51,7 @@ def num_parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def _slot_specs(
-    spec: HostSpec, segments: Sequence[nn.Module], stream: Stream
-) -> tuple[SlotSpec, ...]:
+def _slot_specs(spec: HostSpec, segments: Sequence[nn.Module], stream: Stream) -> tuple[SlotSpec, ...]:
     """The slots behind all segments but the last, with the shapes an example takes there."""
     if len(segments) < 2:
         raise EsperError(f"host {spec.kind!r} needs at least two segments to have a slot between them")

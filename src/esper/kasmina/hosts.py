@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +20,7 @@ Builder = Callable[[HostSpec], Sequence[nn.Module]]
 def mlp(spec: HostSpec) -> list[nn.Module]:
     inputs = torch.Size(spec.inputs).numel()
     first = nn.Sequential(nn.Flatten(), Linear(inputs, spec.widths[0]), nn.ReLU())
-    rest = [
-        nn.Sequential(Linear(narrow, wide), nn.ReLU())
-        for narrow, wide in zip(spec.widths, spec.widths[1:], strict=False)
-    ]
+    rest = [nn.Sequential(Linear(narrow, wide), nn.ReLU()) for narrow, wide in pairwise(spec.widths)]
     return [first, *rest, Linear(spec.widths[-1], spec.outputs)]
 
 
@@ -30,7 +28,7 @@ def cnn1d(spec: HostSpec) -> list[nn.Module]:
     channels = (spec.inputs[-1], *spec.widths)
     blocks = [
         nn.Sequential(Conv(a, b, (5,), stride=2, bias=False), Norm(b, space=True), nn.ReLU())
-        for a, b in zip(channels, channels[1:], strict=False)
+        for a, b in pairwise(channels)
     ]
     return [*blocks, nn.Sequential(MeanOverSpace(), Linear(channels[-1], spec.outputs))]
 
@@ -39,7 +37,7 @@ def cnn2d(spec: HostSpec) -> list[nn.Module]:
     channels = (spec.inputs[-1], *spec.widths)
     blocks = [
         nn.Sequential(Conv(a, b, (3, 3), bias=False), Norm(b, space=True), nn.ReLU(), Pool())
-        for a, b in zip(channels, channels[1:], strict=False)
+        for a, b in pairwise(channels)
     ]
     return [*blocks, nn.Sequential(MeanOverSpace(), Linear(channels[-1], spec.outputs))]
 
@@ -84,10 +82,11 @@ _kinds: dict[str, HostKind] = {
 }
 
 
-def register_host(
-    kind: str, build: Builder, stream: str, *, weak_widths: tuple[int, ...] = (8, 8)
-) -> None:
-    """Make a kind of host available by name. `build(spec)` returns its segments in order; a slot goes behind each but the last."""
+def register_host(kind: str, build: Builder, stream: str, *, weak_widths: tuple[int, ...] = (8, 8)) -> None:
+    """Make a kind of host available by name.
+
+    `build(spec)` returns its segments in order; a slot goes behind each but the last.
+    """
     if kind in _kinds:
         raise EsperError(f"a host kind named {kind!r} exists already; choose another name")
     _kinds[kind] = HostKind(build, Stream.named(stream), weak_widths)

@@ -1,6 +1,7 @@
-"""The layers of hosts and seeds: channels last, no dropout, no batch statistics, and initial weights that many hosts can draw at once.
+"""The layers of hosts and seeds: channels last, no dropout, no batch statistics.
 
-Each layer names the bounds of its randomly drawn parameters; `birth.py` draws them. All other parameters start as constructed.
+Each names the bounds of its random parameters, so that `birth.py` can draw them for many hosts at once. All other
+parameters start as constructed.
 """
 
 import math
@@ -74,7 +75,7 @@ class Conv(Layer):
 
 
 class Norm(Layer):
-    """Normalises each example: over groups of channels and all of space, or, without `space`, over the channels of each position.
+    """Normalises each example: the channels of each position or, with `space`, groups of channels over all positions.
 
     `zero` starts it as the zero map.
     """
@@ -130,7 +131,7 @@ class CausalAttention(Layer):
 
 
 class Pool(nn.Module):
-    """Halves an image's sides, keeping the largest of each 2×2; an odd last row or column is dropped, a side of 1 is kept."""
+    """Halves an image's sides, keeping the largest of each 2×2. An odd last row is dropped; a side of 1 is kept."""
 
     def forward(self, x: Tensor) -> Tensor:
         for axis in (1, 2):

@@ -1,6 +1,6 @@
 """Moving seeds through their lives, for all slots of all hosts at once: `legal`, `apply`, `tick`.
 
-A decision is: `apply` the action, then `tick` to begin the epoch. Only `apply` obeys ops; only `tick` moves ages and alpha.
+A decision is: `apply` the action, then `tick` to begin the epoch. Only `apply` obeys ops; only `tick` moves alpha.
 """
 
 import torch
@@ -29,6 +29,8 @@ EMPTY = SlotState(
     ramp_elapsed=torch.tensor(0),
 )
 """A slot that nothing has ever happened to."""
+KEPT = ("stage", "age", "births")
+"""What a slot keeps of a seed that is gone."""
 
 
 def empty_slots(hosts: int, slots: int, device: torch.device | None = None) -> SlotState:
@@ -85,9 +87,7 @@ def legal(state: SlotState, vitals: Vitals, config: LifecycleConfig) -> Bool[Ten
     return allowed
 
 
-def refused(
-    action: Int[Tensor, "N H"], allowed: Bool[Tensor, "N O S"], sizes: tuple[int, ...]
-) -> Bool[Tensor, " N"]:
+def refused(action: Int[Tensor, "N H"], allowed: Bool[Tensor, "N O S"], sizes: tuple[int, ...]) -> Bool[Tensor, " N"]:
     """The actions that will not be carried out: an op or slot that is not legal, or a choice that does not exist."""
     listens = torch.tensor([[head in op.heads for head in Head] for op in Op], device=action.device)
     limit = torch.tensor(sizes, device=action.device)
@@ -109,8 +109,9 @@ def _lookup(values: dict[str, float] | dict[str, int], action: Tensor, head: Hea
 def _fill(state: SlotState, where: Tensor, **values: Tensor | int | float) -> SlotState:
     """The state with some fields replaced in some slots."""
     fields = {
-        name: torch.where(where, torch.as_tensor(value, device=where.device), getattr(state, name))
-        .to(getattr(state, name).dtype)
+        name: torch.where(where, torch.as_tensor(value, device=where.device), getattr(state, name)).to(
+            getattr(state, name).dtype
+        )
         for name, value in values.items()
     }
     return state._replace(**fields)
@@ -174,12 +175,12 @@ def _retarget(state: SlotState, action: Tensor, retargeted: Tensor, pruned: Tens
 
 
 def tick(state: SlotState, vitals: Vitals, config: LifecycleConfig) -> SlotState:
-    """An epoch begins: what is due happens, one transition a slot at most; then alpha moves and everything is an epoch older."""
+    """An epoch begins: what is due happens, one transition a slot; then alpha moves and all are an epoch older."""
     moved = state
     for row in TRANSITIONS:
         moved = _fill(moved, _due(row, state, vitals, config), stage=row.target, age=0)
     gone = has_voice(moved.stage, Voice.EMPTY)
-    moved = _fill(moved, gone, **{k: v for k, v in EMPTY._asdict().items() if k not in ("stage", "age", "births")})
+    moved = _fill(moved, gone, **{k: v for k, v in EMPTY._asdict().items() if k not in KEPT})
     return _age(_ramp(moved))
 
 
@@ -193,3 +194,23 @@ def _ramp(state: SlotState) -> SlotState:
 def _age(state: SlotState) -> SlotState:
     seeds = state.blueprint != NO_BLUEPRINT
     return state._replace(age=state.age + 1, seed_age=state.seed_age + seeds)
+
+
+def problems(state: SlotState, sizes: tuple[int, ...]) -> list[str]:
+    """What is impossible about a state; nothing, whatever was done to reach it."""
+    empty = has_voice(state.stage, Voice.EMPTY)
+    silent = has_voice(state.stage, Voice.EMPTY, Voice.MUTE, Voice.INCUBATING)
+    steady = has_voice(state.stage, Voice.STEADY)
+    traces = [(x != getattr(EMPTY, name)) & empty for name, x in state._asdict().items() if name not in KEPT]
+    checks = {
+        "an empty slot has a blueprint, or a seed has none": empty != (state.blueprint == NO_BLUEPRINT),
+        "a blueprint does not exist": state.blueprint >= sizes[Head.BLUEPRINT],
+        "an empty slot remembers its last seed": torch.stack(traces).any(0),
+        "alpha is outside 0 to 1": ~((state.alpha >= 0) & (state.alpha <= 1)),
+        "a silent seed speaks": silent & (state.alpha != 0),
+        "a steady seed is not at its target": steady & (state.alpha != state.alpha_target),
+        "a seed was never born": ~empty & (state.births < 1),
+        "an age is negative": (state.age < 0) | (state.seed_age < 0),
+        "a ramp has overrun": (state.ramp_elapsed < 0) | (state.ramp_elapsed > state.ramp_epochs),
+    }
+    return [problem for problem, where in checks.items() if bool(where.any())]

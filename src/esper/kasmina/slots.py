@@ -26,9 +26,7 @@ class Seed(nn.Module):
         return delta(self.graft, host, self.f(host), None if self.g is None else self.g(host))
 
 
-def build_seed(
-    slot: SlotSpec, blueprint_name: str, graft: Graft, rng_key: Int[Tensor, ""] | None = None
-) -> Seed:
+def build_seed(slot: SlotSpec, blueprint_name: str, graft: Graft, rng_key: Int[Tensor, ""] | None = None) -> Seed:
     """A newborn seed, with the weights that its key stands for."""
     seed = Seed(slot, blueprint_name, graft)
     if rng_key is not None:

@@ -1,7 +1,7 @@
-"""Randomness without state: every number is a hash of what it is for, so any host's draws can be made alone or with all others.
+"""Randomness without state: every number is a hash of what it is for, so a host draws the same alone or among others.
 
-Keys are int64 tensors with one entry per host. The hash is SplitMix64's finalizer (https://prng.di.unimi.it/splitmix64.c),
-computed in wrapping int64 arithmetic, and so the same on every device.
+Keys are int64 tensors with one entry per host. The hash is SplitMix64's finalizer
+(https://prng.di.unimi.it/splitmix64.c) in wrapping int64 arithmetic, and so the same on every device.
 """
 
 import random
@@ -56,7 +56,7 @@ def bits(keys: Int[Tensor, "*N"], count: int) -> Int[Tensor, "*N {count}"]:
 
 
 def uniform(keys: Int[Tensor, "*N"], count: int) -> Float[Tensor, "*N {count}"]:
-    """`count` numbers strictly between 0 and 1 for each key, in float64 on a 24-bit grid, so that float32 holds them too."""
+    """`count` numbers strictly between 0 and 1 for each key: float64, on a 24-bit grid that float32 holds too."""
     return ((bits(keys, count) >> 41 & (1 << 23) - 1).double() + 0.5) / (1 << 23)
 
 

@@ -49,9 +49,7 @@ class HostSpec:
         object.__setattr__(self, "widths", tuple(self.widths))
         for name, sizes in (("inputs", self.inputs), ("widths", self.widths)):
             if not sizes or min(sizes) < 1:
-                raise EsperError(
-                    f"{name} must be one or more positive numbers, not {list(sizes)}"
-                )
+                raise EsperError(f"{name} must be one or more positive numbers, not {list(sizes)}")
         if self.outputs < 1:
             raise EsperError(f"outputs must be at least 1, not {self.outputs}")
 

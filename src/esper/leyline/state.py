@@ -1,6 +1,7 @@
 """What evolves: tensor records. Axes, everywhere in the project:
 
-`N` hosts, `S` slots, `K` blueprints, `T` decisions, `B` examples, `F` features, `H` heads, `O` ops, `A` concatenated choices.
+`N` hosts, `S` slots, `K` blueprints, `T` decisions, `B` examples, `F` features, `H` heads, `O` ops, `A` all choices of
+all heads.
 """
 
 from typing import NamedTuple

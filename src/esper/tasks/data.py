@@ -35,7 +35,7 @@ def divide(data: Split, *sizes: int) -> tuple[Split, ...]:
     return tuple(Split(x, y) for x, y in zip(data.x.split(cuts), data.y.split(cuts), strict=True))
 
 
-def standardized(x: Float[Tensor, "B *shape"], *others: Tensor) -> tuple[Tensor, ...]:
+def standardized(x: Float[Tensor, "B ..."], *others: Tensor) -> tuple[Tensor, ...]:
     """Zero mean and unit variance per channel, by the statistics of the first alone."""
     axes = list(range(x.ndim - 1))
     std, mean = torch.std_mean(x, axes, correction=0)

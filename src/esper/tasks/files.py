@@ -2,12 +2,12 @@
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from esper.leyline.errors import FileError
 from esper.leyline.objectives import CLASSIFICATION, LANGUAGE
@@ -16,8 +16,11 @@ from esper.leyline.state import Split
 from esper.tasks.data import TaskData, divide, num_classes, shuffled, standardized
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
-FORMS = """an .npz file with x_train, y_train, x_test, y_test; a folder with MNIST's four idx files; a folder of PNG strips \
-(one image per row) with .json labels; or a folder with one subfolder of images per class (or train/ and test/ of such)"""
+FORMS = (
+    "an .npz file with x_train, y_train, x_test, y_test; a folder with MNIST's four idx files; a folder of PNG strips"
+    " (one image per row) with .json labels; or a folder with one subfolder of images per class (or train/ and test/"
+    " of such)"
+)
 
 Arrays = tuple[np.ndarray, np.ndarray]
 """Images (B, H, W, C) as uint8, and their labels."""
@@ -35,9 +38,7 @@ def images(path: str | Path = "", name: str = "images") -> TaskData:
     validation, train_split = divide(pool, len(pool.x) // 8)
     xs = standardized(train_split.x / 255, validation.x / 255, held.x / 255)
     spec = TaskSpec(name, tuple(x.shape[1:]), num_classes(y), CLASSIFICATION)
-    return TaskData(
-        spec, Split(xs[0], train_split.y), Split(xs[1], validation.y), Split(xs[2], held.y)
-    )
+    return TaskData(spec, Split(xs[0], train_split.y), Split(xs[1], validation.y), Split(xs[2], held.y))
 
 
 def text(path: str | Path = "", context: int = 64, name: str = "text") -> TaskData:
@@ -138,12 +139,14 @@ def _read_strips(folder: Path) -> tuple[Arrays, Arrays | None]:
     return train, _strip_set(folder, lambda name: name.startswith("test")) if has_test else None
 
 
-def _strip_set(folder: Path, belongs) -> Arrays:
+def _strip_set(folder: Path, belongs: Callable[[str], bool]) -> Arrays:
     """PNG strips in order of name, one square image per row, and the .json list of their labels."""
     strips = [file for file in sorted(folder.glob("*.png")) if belongs(file.name)]
     labels = [file for file in sorted(folder.glob("*.json")) if belongs(file.name) and "label" in _spelt(file.name)]
     if len(labels) != 1:
-        raise FileError(f"{folder} needs one .json list of labels beside {', '.join(f.name for f in strips)}, and has {len(labels)}")
+        raise FileError(
+            f"{folder} needs one .json list of labels beside {', '.join(f.name for f in strips)}, and has {len(labels)}"
+        )
     rows = np.concatenate([_pixels(strip) for strip in strips])  # B width C
     side = round(rows.shape[1] ** 0.5)
     if side * side != rows.shape[1]:

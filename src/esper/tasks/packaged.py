@@ -93,7 +93,7 @@ def _store(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(partial, "wb") as file:
-            np.savez(file, **arrays)
+            np.savez(file, x=arrays["x"], y=arrays["y"])
         os.replace(partial, path)
     except OSError as error:
         warnings.warn(f"cannot keep {path} ({error.strerror}); it will be made again", stacklevel=2)

@@ -1,4 +1,4 @@
-"""Training files: a model file with what the next step also needs, the optimiser, the slots' lives and the random counters."""
+"""Training files: a model file and what the next step also needs: optimiser, slots' lives, random counters."""
 
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from esper.kasmina.files import Tensors, match, read, regrow, topology, write
 from esper.kasmina.hosts import build_host
+from esper.kasmina.lifecycle import problems
 from esper.leyline.errors import FileError
 from esper.leyline.state import SlotState, Vitals
 from esper.tolaria.reference import Reference
@@ -48,6 +49,8 @@ def load_training(path: str | Path, trainer: Reference) -> None:
     match(path, trainer.state._asdict() | trainer.vitals._asdict(), state | vitals)
     blueprints = description["space"]["blueprints"]
     state["blueprint"] = _reindexed(state["blueprint"], blueprints, trainer.space.blueprints)
+    if wrong := problems(SlotState(**state), trainer.space.sizes):
+        raise FileError(f"{path} is damaged: {wrong[0]}")
     trainer.host, trainer.optimizer = host, optimizer
     trainer.state, trainer.vitals = SlotState(**state), Vitals(**vitals)
     trainer.rng_seed, trainer.epoch = description["rng_seed"], description["epoch"]
@@ -63,9 +66,7 @@ def optimizer_tensors(optimizer: Optimizer) -> Tensors:
     }
 
 
-def fill_optimizer(
-    path: str | Path, optimizer: Optimizer, tensors: Tensors, groups: list[dict[str, Any]]
-) -> None:
+def fill_optimizer(path: str | Path, optimizer: Optimizer, tensors: Tensors, groups: list[dict[str, Any]]) -> None:
     """Give a fresh optimiser the hyperparameters, moments and step counts of a saved one."""
     saved = {group["name"]: group for group in groups}
     names = [group["name"] for group in optimizer.param_groups]

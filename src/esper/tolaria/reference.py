@@ -45,12 +45,11 @@ class Reference:
     ) -> None:
         if (spec.inputs, spec.outputs) != (task.spec.inputs, task.spec.outputs):
             raise EsperError(
-                f"the host takes {spec.inputs} to {spec.outputs}, but task {task.spec.name!r} has {task.spec.inputs} to {task.spec.outputs}"
+                f"the host takes {spec.inputs} to {spec.outputs},"
+                f" but task {task.spec.name!r} {task.spec.inputs} to {task.spec.outputs}"
             )
         if len(task.train.x) < config.batch_size:
-            raise EsperError(
-                f"batch_size ({config.batch_size}) exceeds the {len(task.train.x)} training examples"
-            )
+            raise EsperError(f"batch_size ({config.batch_size}) exceeds the {len(task.train.x)} training examples")
         self.spec, self.task, self.config, self.lifecycle = spec, task, config, lifecycle
         self.rng_seed, self.epoch = rng_seed, 0
         self.host = build_host(spec, rng_seed).to(dtype)
@@ -85,7 +84,7 @@ class Reference:
         self.tend()
 
     def tend(self) -> None:
-        """Make the modules and the optimiser's groups follow the state: plant newborns, uproot the pruned, set alpha."""
+        """Make modules and optimiser groups follow the state: plant newborns, uproot the pruned, set alpha."""
         for s, spec in enumerate(self.host.slot_specs):
             slot, blueprint = self.host.slot(s), int(self.state.blueprint[0, s])
             if slot.seed is None and blueprint != NO_BLUEPRINT:
@@ -100,7 +99,7 @@ class Reference:
             slot.alpha.copy_(self.state.alpha[0, s])
 
     def train_epoch(self) -> tuple[float, dict[str, float]]:
-        """One pass over the training data. Returns the mean loss, and the mean gradient norm of each optimiser group."""
+        """One pass over the training data. Returns the mean loss and each optimiser group's mean gradient norm."""
         x, y = self.task.train
         size = self.config.batch_size
         order = permutation(key(self.rng_seed, Purpose.SHUFFLE, self.epoch), len(x))
@@ -146,7 +145,7 @@ class Reference:
         return Evaluation(objective.loss(out, y).mean().item(), metric.item(), score.item())
 
     def examine(self, train_loss: float, norms: Mapping[str, float], now: Evaluation) -> Vitals:
-        """The vitals after an epoch. A seed contributes what switching it off would cost, or switching it on would bring."""
+        """The vitals after an epoch. A seed contributes what switching it off would cost, or on would bring."""
         vitals = unmeasured(self.state)
         finite = torch.tensor([train_loss, now.loss, norms[TRUNK]]).isfinite().all()
         vitals.sane[0] = finite & all_finite(self.host.segments)
@@ -163,9 +162,7 @@ class Reference:
                 vitals.contribution[0, s] = heard.score - now.score
         return vitals
 
-    def report(
-        self, op: Op, is_refused: bool, train_loss: float, evaluation: Evaluation
-    ) -> EpochReport:
+    def report(self, op: Op, is_refused: bool, train_loss: float, evaluation: Evaluation) -> EpochReport:
         slots = []
         for s, spec in enumerate(self.host.slot_specs):
             seed = self.host.slot(s).seed

@@ -15,9 +15,7 @@ def make_optimizer(parameters: Iterable[nn.Parameter], config: TrainConfig) -> O
     """An optimiser whose only group, so far, is the trunk."""
     trunk = [{"params": list(parameters), "name": TRUNK}]
     if config.optimizer == "sgd":
-        return torch.optim.SGD(
-            trunk, config.lr, momentum=config.momentum, weight_decay=config.weight_decay
-        )
+        return torch.optim.SGD(trunk, config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
     return torch.optim.AdamW(trunk, config.lr, betas=config.betas, weight_decay=config.weight_decay)
 
 

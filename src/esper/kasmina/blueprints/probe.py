@@ -65,9 +65,7 @@ def train(seed: nn.Module, x: Tensor, steps: int = 3) -> list[dict[str, float]]:
     target = torch.randn_like(x)
     history = []
     for _ in range(steps):
-        gradients = torch.autograd.grad(
-            (seed(x) - target).square().mean(), list(seed.parameters()), allow_unused=True
-        )
+        gradients = torch.autograd.grad((seed(x) - target).square().mean(), list(seed.parameters()), allow_unused=True)
         history.append({})
         for (name, p), g in zip(seed.named_parameters(), gradients, strict=True):
             history[-1][name] = 0.0 if g is None else g.abs().max().item()

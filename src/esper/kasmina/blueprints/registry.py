@@ -59,8 +59,8 @@ def register_blueprint(
 ) -> None:
     """Make a kind of seed available to every host with such a stream.
 
-    `build(slot)` returns a module that maps the stream to a delta of the same shape; let its last layer start at zero. It is
-    tried out first, and refused with the reason if it could not live in a slot.
+    `build(slot)` returns a module that maps the stream to a delta of the same shape; let its last layer start at
+    zero. It is tried out first, and refused with the reason if it could not live in a slot.
     """
     streams = [Stream.named(s) for s in ([stream] if isinstance(stream, str) else stream)]
     for s in streams:

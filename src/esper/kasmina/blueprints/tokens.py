@@ -11,9 +11,7 @@ def norm(slot: SlotSpec) -> nn.Module:
 
 
 def lora(slot: SlotSpec, rank: int = 4) -> nn.Module:
-    return nn.Sequential(
-        Linear(slot.channels, rank, bias=False), Linear(rank, slot.channels, bias=False, zero=True)
-    )
+    return nn.Sequential(Linear(slot.channels, rank, bias=False), Linear(rank, slot.channels, bias=False, zero=True))
 
 
 def lora_large(slot: SlotSpec) -> nn.Module:

@@ -1,0 +1,53 @@
+"""Laws 2 and 3: a newborn is alive, and its host is never starved."""
+
+import pytest
+import torch
+from toys import SEEDS, plant_in_training, toy_trainer
+
+ALIVE = 1e-6
+
+
+@pytest.mark.parametrize(("kind", "blueprint", "graft"), SEEDS)
+def test_every_parameter_of_a_newborn_learns_within_three_steps(kind, blueprint, graft):
+    trainer = toy_trainer(kind, dtype=torch.float64)
+    plant_in_training(trainer, blueprint, graft)
+    x, y = (part[:32] for part in trainer.task.train)
+    largest: dict[str, float] = {}
+    for _ in range(3):
+        trainer.gradients(x, y)
+        for name, p in trainer.host.slot(0).named_parameters():
+            assert p.grad is not None
+            largest[name] = max(largest.get(name, 0.0), p.grad.abs().max().item())
+        trainer.step()
+    dead = [name for name, g in largest.items() if not g > ALIVE * max(largest.values())]
+    assert not dead
+
+
+@pytest.mark.parametrize(("kind", "blueprint", "graft"), SEEDS)
+def test_the_host_is_never_starved(kind, blueprint, graft):
+    """With grown-up seeds at alpha 1 in every slot, every parameter of the host still gets gradient."""
+    trainer = toy_trainer(kind, dtype=torch.float64)
+    for slot in trainer.space.slots:
+        plant_in_training(trainer, blueprint, graft, slot)
+    generator = torch.Generator().manual_seed(3)
+    for p in trainer.host.slots.parameters():
+        p.data += 0.1 * torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    x, y = (part[:32] for part in trainer.task.train)
+    heard = {s: torch.tensor(1.0) for s in range(len(trainer.space.slots))}
+    trainer.loss(x, y, heard).backward()
+    norms = {name: p.grad.norm().item() for name, p in trainer.host.segments.named_parameters() if p.grad is not None}
+    assert norms.keys() == dict(trainer.host.segments.named_parameters()).keys()
+    assert min(norms.values()) > 1e-4 * max(norms.values())
+
+
+@pytest.mark.parametrize(("kind", "blueprint", "graft"), SEEDS)
+def test_the_hosts_own_path_stays_open(kind, blueprint, graft):
+    """A seed that adds nothing, heard at full alpha, leaves the host's gradients as they were."""
+    trainer = toy_trainer(kind, dtype=torch.float64)
+    x, y = (part[:32] for part in trainer.task.train)
+    plant_in_training(trainer, blueprint, graft)
+    trunk = list(trainer.host.segments.parameters())
+    alone = torch.autograd.grad(trainer.loss(x, y), trunk)
+    heard = torch.autograd.grad(trainer.loss(x, y, {0: torch.tensor(1.0)}), trunk)
+    for a, b in zip(alone, heard, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)

@@ -1,0 +1,49 @@
+"""Law 4: incubation is silent and harmless."""
+
+import pytest
+import torch
+from toys import SEEDS, germinate, plant_in_training, same_bits, toy_trainer
+
+from esper.kasmina import LifecycleConfig
+
+PATIENT = LifecycleConfig(min_training=8, training=8)
+
+
+def trunk(trainer) -> dict[str, torch.Tensor]:
+    return dict(trainer.host.segments.named_parameters())
+
+
+@pytest.mark.parametrize("poison", [None, 1e30, torch.nan])
+@pytest.mark.parametrize(("kind", "blueprint", "graft"), SEEDS)
+def test_a_host_learns_as_if_its_silent_seed_were_not_there(kind, blueprint, graft, poison):
+    alone, holder = toy_trainer(kind, examples=96), toy_trainer(kind, examples=96)
+    plant_in_training(holder, blueprint, graft)
+    if poison is not None:
+        for p in holder.host.slot(0).parameters():
+            p.data.fill_(poison)
+    before = [p.clone() for p in holder.host.slot(0).parameters()]
+    for trainer in (alone, holder):
+        trainer.train_epoch()
+    assert same_bits(trunk(alone), trunk(holder))
+    assert alone.evaluate() == holder.evaluate()
+    after = list(holder.host.slot(0).parameters())
+    assert poison is not None or not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "blueprint", "graft"), SEEDS)
+def test_after_eight_silent_epochs_switching_on_costs_no_more_than_noise(kind, blueprint, graft):
+    """The paired change of each validation example's loss is not above zero by more than three standard errors."""
+    trainer = toy_trainer(kind, examples=256, lifecycle=PATIENT)
+    trainer.decide(germinate(trainer, blueprint, graft))
+    for _ in range(7):
+        report = trainer.decide(trainer.space.action())
+    assert report.slots[0].stage == "TRAINING"
+    x, y = trainer.task.validation
+    with torch.no_grad():
+        off = trainer.task.spec.objective.loss(trainer.host(x), y)
+        on = trainer.task.spec.objective.loss(trainer.host(x, {0: trainer.state.alpha_target[0, 0]}), y)
+        delta = trainer.host.slot(0).seed(torch.ones(1, *trainer.host.slot_specs[0].shape))
+    change = on - off
+    assert delta.abs().max() > 0
+    assert change.mean() <= 3 * change.std() / len(change) ** 0.5

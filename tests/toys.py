@@ -1,0 +1,66 @@
+"""Tiny hosts, tiny tasks, and the tables that the laws are tested over."""
+
+import torch
+
+from esper.kasmina.blueprints import blueprint_names
+from esper.kasmina.hosts import host_kind, host_kinds
+from esper.leyline.actions import STYLES, Graft
+from esper.leyline.objectives import CLASSIFICATION, LANGUAGE
+from esper.leyline.specs import HostSpec, Stream, TaskSpec
+from esper.leyline.state import Split, Task
+from esper.tolaria import Reference, TrainConfig
+
+SPECS = {
+    "mlp": HostSpec("mlp", (6,), 3, (8, 8)),
+    "cnn1d": HostSpec("cnn1d", (12, 2), 3, (4, 6)),
+    "cnn2d": HostSpec("cnn2d", (6, 7, 1), 3, (4, 6)),
+    "transformer": HostSpec("transformer", (6,), 5, (8, 8)),
+}
+assert set(SPECS) == set(host_kinds()), "every kind of host needs a toy"
+
+STYLE_OF = {graft: next(name for name, style in STYLES.items() if style.graft is graft) for graft in Graft}
+SEEDS = [(kind, name, graft) for kind in SPECS for name in blueprint_names(host_kind(kind).stream) for graft in Graft]
+"""Every host × blueprint × style."""
+
+
+def toy_task(kind: str, examples: int = 192, validation: int = 64, dtype: torch.dtype = torch.float32) -> Task:
+    """Something this host can learn a little of."""
+    spec, generator = SPECS[kind], torch.Generator().manual_seed(7)
+    count = examples + validation
+    if host_kind(kind).stream is Stream.TOKENS:
+        x = torch.randint(spec.outputs, (count, *spec.inputs), generator=generator)
+        y = (x + x.roll(1, 1)) % spec.outputs
+        objective = LANGUAGE
+    else:
+        x = torch.randn(count, *spec.inputs, generator=generator)
+        teacher = torch.randn(x[0].numel(), spec.outputs, generator=generator)
+        y = (x.flatten(1) @ teacher).argmax(1)
+        x, objective = x.to(dtype), CLASSIFICATION
+    train, held = (Split(*pair) for pair in zip(x.split([examples, validation]), y.split([examples, validation])))
+    return Task(TaskSpec(f"toy {kind}", spec.inputs, spec.outputs, objective), train, held)
+
+
+def toy_trainer(kind: str, *, dtype: torch.dtype = torch.float32, examples: int = 192, **options) -> Reference:
+    config = options.pop("config", TrainConfig(batch_size=32))
+    return Reference(SPECS[kind], toy_task(kind, examples, dtype=dtype), config, dtype=dtype, **options)
+
+
+def germinate(trainer: Reference, blueprint: str, graft: Graft = Graft.ADD, slot: str = "s0") -> tuple[int, ...]:
+    """The action that plants this seed."""
+    return trainer.space.action("GERMINATE", slot=slot, blueprint=blueprint, style=STYLE_OF[graft], tempo=3)
+
+
+def plant_in_training(trainer: Reference, blueprint: str, graft: Graft, slot: str = "s0") -> None:
+    """A newborn at the beginning of its first epoch."""
+    assert not trainer.act(germinate(trainer, blueprint, graft, slot))
+    trainer.begin_epoch()
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    """The integer view of a tensor: tells -0 from 0, and one NaN from another."""
+    size = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    return x.detach().view(size)
+
+
+def same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(bits(a[k]), bits(b[k])) for k in a)
