@@ -36,7 +36,9 @@ def toy_task(kind: str, examples: int = 192, validation: int = 64, dtype: torch.
         teacher = torch.randn(x[0].numel(), spec.outputs, generator=generator)
         y = (x.flatten(1) @ teacher).argmax(1)
         x, objective = x.to(dtype), CLASSIFICATION
-    train, held = (Split(*pair) for pair in zip(x.split([examples, validation]), y.split([examples, validation])))
+    train, held = (
+        Split(*pair) for pair in zip(x.split([examples, validation]), y.split([examples, validation]), strict=True)
+    )
     return Task(TaskSpec(f"toy {kind}", spec.inputs, spec.outputs, objective), train, held)
 
 

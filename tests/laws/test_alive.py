@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from toys import SEEDS, plant_in_training, toy_trainer
 
 ALIVE = 1e-6

@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+
 from toys import SEEDS, bits, germinate, toy_trainer
 
 PRECISIONS = {

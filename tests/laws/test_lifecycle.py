@@ -1,4 +1,4 @@
-"""Law 8: an illegal action changes nothing; a legal one moves one slot of one host. And the state is always possible."""
+"""Law 8: an illegal action changes nothing; a legal one moves one slot of one host. The state stays possible."""
 
 import itertools
 
@@ -23,19 +23,20 @@ CONFIGS = {
 
 def random_vitals(state: SlotState, generator: torch.Generator) -> Vitals:
     rand = torch.rand(state.stage.shape, generator=generator)
-    return Vitals(rand[:, 0] < 0.95, rand < 0.9, torch.randn(rand.shape, generator=generator).where(rand > 0.1, torch.nan))
+    return Vitals(
+        rand[:, 0] < 0.95, rand < 0.9, torch.randn(rand.shape, generator=generator).where(rand > 0.1, torch.nan)
+    )
 
 
-def random_actions(hosts: int, generator: torch.Generator, allowed: torch.Tensor | None = None) -> torch.Tensor:
-    """Anything at all, out of range too; where `allowed` is given, half of the hosts draw from the legal ops and slots."""
+def random_actions(hosts: int, generator: torch.Generator, allowed: torch.Tensor) -> torch.Tensor:
+    """Anything at all, out of range too; half of the hosts draw from the legal ops and slots."""
     high = torch.tensor(SPACE.sizes) + 1
     action = (torch.rand(hosts, len(Head), generator=generator) * (high + 1)).long() - 1
-    if allowed is not None:
-        inside = (torch.rand(hosts, len(Head), generator=generator) * torch.tensor(SPACE.sizes)).long()
-        weight = allowed.double() * torch.tensor([0.3] + [1.0] * (len(Op) - 1)).double()[:, None]
-        picked = torch.multinomial(weight.flatten(1), 1, generator=generator)[:, 0]
-        inside[:, Head.OP], inside[:, Head.SLOT] = picked // allowed.shape[2], picked % allowed.shape[2]
-        action = torch.where((torch.arange(hosts) % 2 == 0)[:, None], inside, action)
+    inside = (torch.rand(hosts, len(Head), generator=generator) * torch.tensor(SPACE.sizes)).long()
+    weight = allowed.double() * torch.tensor([0.3] + [1.0] * (len(Op) - 1)).double()[:, None]
+    picked = torch.multinomial(weight.flatten(1), 1, generator=generator)[:, 0]
+    inside[:, Head.OP], inside[:, Head.SLOT] = picked // allowed.shape[2], picked % allowed.shape[2]
+    action = torch.where((torch.arange(hosts) % 2 == 0)[:, None], inside, action)
     return action
 
 
@@ -70,7 +71,9 @@ def test_ten_thousand_actions_legal_and_illegal_leave_a_possible_state(config):
         num_moved += int(touched.sum())
         # Fossils fill the slots for good; fresh hosts keep the walk going.
         full = (ticked.stage == Stage.FOSSILIZED).all(1)
-        state = SlotState(*(torch.where(full[:, None], x, y) for x, y in zip(empty_slots(hosts, 3), ticked, strict=True)))
+        state = SlotState(
+            *(torch.where(full[:, None], x, y) for x, y in zip(empty_slots(hosts, 3), ticked, strict=True))
+        )
     assert hosts * 520 > 10_000
     assert num_refused > 1000
     assert num_moved > 1000
@@ -239,4 +242,3 @@ def test_a_new_target_moves_alpha_from_where_it_is(style, curve):
         path.append((Stage(int(state.stage[1, 1])), state.alpha[1, 1].item()))
     assert [stage for stage, _ in path] == [Stage.BLENDING] * 3 + [Stage.HOLDING]
     assert 0.7 > path[0][1] > path[1][1] > path[2][1] == path[3][1] == 0.5
-

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from toys import SEEDS, germinate, toy_trainer
 
 from esper.leyline.actions import Op
 from esper.tolaria import TrainConfig
+from toys import SEEDS, germinate, toy_trainer
 
 OPTIMIZERS = {"adamw": TrainConfig(batch_size=32), "sgd": TrainConfig(batch_size=32, optimizer="sgd", lr=0.05)}
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from toys import SEEDS, germinate, plant_in_training, same_bits, toy_trainer
 
 from esper.kasmina import LifecycleConfig
+from toys import SEEDS, germinate, plant_in_training, same_bits, toy_trainer
 
 PATIENT = LifecycleConfig(min_training=8, training=8)
 

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from esper.kasmina.host import Host
-from esper.kasmina.slots import Seed
+from esper.kasmina.slots import build_seed
 from esper.leyline.actions import Graft
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.rng import isolated
@@ -68,7 +68,7 @@ def regrow(path: str | Path, build: Callable[[], Host], tensors: Tensors, descri
     for index, slot in enumerate(host.slot_specs):
         if (seed := description["seeds"].get(slot.name)) is not None:
             try:
-                host.slot(index).plant(Seed(slot, seed["blueprint"], Graft[seed["graft"]]))
+                host.slot(index).plant(build_seed(slot, seed["blueprint"], Graft[seed["graft"]]))
             except EsperError as error:
                 raise FileError(f"{path} needs a blueprint that is not registered here: {error}") from None
     match(path, host.state_dict(), tensors)
@@ -90,11 +90,12 @@ def write(path: str | Path, format: str, tensors: Mapping[str, Tensor], descript
     """Replace a file with these tensors and their description, all or nothing."""
     path = Path(path)
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    text = json.dumps(description)
     metadata = {
         "format": format,
         "version": str(VERSION),
-        "sha256": _digest(plain),
-        "description": json.dumps(description),
+        "sha256": _digest(plain, text),
+        "description": text,
     }
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -131,16 +132,14 @@ def _checked(path: str | Path, format: str, metadata: Mapping[str, str], tensors
             f"{path} was written by a newer Esper (format version {metadata['version']}, this one reads up to"
             f" {VERSION}): upgrade Esper"
         )
-    if metadata.get("sha256") != _digest(tensors):
-        raise FileError(f"{path} is damaged: its weights do not match their checksum")
-    try:
-        return json.loads(metadata["description"])
-    except (KeyError, json.JSONDecodeError):
-        raise FileError(f"{path} is damaged: its description cannot be read") from None
+    text = metadata.get("description", "")
+    if metadata.get("sha256") != _digest(tensors, text):
+        raise FileError(f"{path} is damaged: its content does not match its checksum")
+    return json.loads(text)
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _digest(tensors: Mapping[str, Tensor], description: str) -> str:
+    digest = hashlib.sha256(description.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -10,6 +10,7 @@ from esper.kasmina.blueprints import blueprint
 from esper.kasmina.layers import Linear
 from esper.leyline.actions import Graft
 from esper.leyline.errors import EsperError
+from esper.leyline.rng import isolated
 from esper.leyline.specs import SlotSpec
 
 
@@ -19,7 +20,7 @@ class Seed(nn.Module):
     def __init__(self, slot: SlotSpec, blueprint_name: str, graft: Graft) -> None:
         super().__init__()
         self.blueprint, self.graft = blueprint_name, graft
-        self.f = blueprint(blueprint_name, slot.stream).body(slot)
+        self.f = blueprint(blueprint_name, slot.stream).build(slot)
         self.g = Linear(slot.channels, 1) if graft is Graft.GATE else None
 
     def forward(self, host: Tensor) -> Tensor:
@@ -27,8 +28,9 @@ class Seed(nn.Module):
 
 
 def build_seed(slot: SlotSpec, blueprint_name: str, graft: Graft, rng_key: Int[Tensor, ""] | None = None) -> Seed:
-    """A newborn seed, with the weights that its key stands for."""
-    seed = Seed(slot, blueprint_name, graft)
+    """A newborn seed, with the weights that its key stands for. The global random state is left alone."""
+    with isolated(0):
+        seed = Seed(slot, blueprint_name, graft)
     if rng_key is not None:
         load_newborn(seed, lambda: Seed(slot, blueprint_name, graft), rng_key)
     return seed

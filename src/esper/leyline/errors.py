@@ -14,7 +14,7 @@ class FileError(EsperError):
 
 def unknown(what: str, name: object, known: Iterable[str]) -> EsperError:
     """The error for a name that is not in a table: it says what would have been."""
-    known = list(known)
+    known = [str(k) for k in known]
     close = difflib.get_close_matches(str(name), known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known) or 'none'}."
     return EsperError(f"unknown {what} {name!r}: {hint}")

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from zipfile import BadZipFile
@@ -96,7 +97,7 @@ def _as_images(path: Path, x: np.ndarray, y: np.ndarray) -> Arrays:
 
 def _read_npz(path: Path) -> tuple[Arrays, Arrays | None]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, BadZipFile, AttributeError) as error:
         raise FileError(f"{path} is not a plain .npz file: {error}") from None
@@ -127,10 +128,10 @@ def _idx_array(path: Path) -> np.ndarray:
     if len(raw) < 4 or raw[:3] != b"\0\0\x08":
         raise FileError(f"{path} is not an idx file of bytes")
     start = 4 + 4 * raw[3]
-    shape = np.frombuffer(raw[4:start], ">u4").astype(int)
-    if len(shape) != raw[3] or len(raw) - start != shape.prod():
-        raise FileError(f"{path} is damaged: it says {shape.tolist()} and holds {len(raw) - start} bytes")
-    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+    shape = [int.from_bytes(raw[at : at + 4]) for at in range(4, start, 4)]
+    if len(raw) - start != math.prod(shape):
+        raise FileError(f"{path} is damaged: it says {shape} and holds {len(raw) - start} bytes")
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape).copy()
 
 
 def _read_strips(folder: Path) -> tuple[Arrays, Arrays | None]:

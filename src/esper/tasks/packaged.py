@@ -80,9 +80,9 @@ def _generated() -> dict[str, np.ndarray]:
 def _cached(path: Path) -> dict[str, np.ndarray] | None:
     """The arrays of the cache, if it is there and whole."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in ("x", "y")}
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+    except (OSError, ValueError, KeyError, EOFError, AttributeError, BadZipFile):
         return None
     return arrays if sha256(arrays) == MNIST1D_SHA256 else None
 

@@ -1,16 +1,18 @@
 """How hosts are trained."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, unknown
+
+OptimizerName = Literal["adamw", "sgd"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """The same for every host of a fleet, and for one host alone."""
 
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: OptimizerName = "adamw"
     lr: float = 3e-3
     """Step size of the host and of its seeds."""
     momentum: float = 0.9
@@ -23,8 +25,8 @@ class TrainConfig:
     batch_size: int = 64
 
     def __post_init__(self) -> None:
-        if self.optimizer not in ("adamw", "sgd"):
-            raise EsperError(f"optimizer must be adamw or sgd, not {self.optimizer!r}")
+        if self.optimizer not in get_args(OptimizerName):
+            raise unknown("optimizer", self.optimizer, get_args(OptimizerName))
         for name in ("lr", "clip", "batch_size"):
             if not getattr(self, name) > 0:
                 raise EsperError(f"{name} must be positive, not {getattr(self, name)}")

@@ -27,23 +27,29 @@ def probe(name: str, build: Callable[[SlotSpec], nn.Module], stream: Stream) -> 
         if not passed:
             raise EsperError(f"blueprint {name!r} cannot be used on {stream} streams: {reason}")
 
-    seeds = [build(slot), build(slot)]
-    check(all(isinstance(s, nn.Module) for s in seeds), "build(slot) must return a torch.nn.Module")
+    try:
+        seeds = [build(slot), build(slot)]
+    except Exception as error:
+        raise EsperError(f"blueprint {name!r} cannot be built for a slot of shape {slot.shape}: {error}") from error
+    check(all(isinstance(seed, nn.Module) for seed in seeds), "build(slot) must return a torch.nn.Module")
     check(any(True for _ in seeds[0].parameters()), "it has no parameters to train")
-    seeds = [s.double() for s in seeds]
+    seeds = [seed.double() for seed in seeds]
     x = torch.randn(3, *slot.shape, dtype=torch.float64)
-    out = seeds[0](x)
+    try:
+        out = seeds[0](x)
+    except Exception as error:
+        raise EsperError(f"blueprint {name!r} fails on a {stream} stream of shape {tuple(x.shape)}: {error}") from error
     check(
         isinstance(out, Tensor) and out.shape == x.shape,
         f"it must keep the stream's shape {tuple(x.shape)}, and returns {tuple(getattr(out, 'shape', ()))}",
     )
-    dead = dead_parameters(seeds[0], x)
-    check(not dead, f"no gradient reaches {', '.join(dead)} (is a zero layer or a norm in the way?)")
+    dead = dead_parameters(train(seeds[0], x))
     train(seeds[1], x)
     check(
-        torch.allclose(seeds[0](x)[:1], seeds[0](x[:1])),
+        torch.allclose(seeds[0](x)[:1], seeds[0](x[:1].repeat(2, *[1] * (x.ndim - 1)))[:1]),
         "an example's result depends on the others in its batch, or on chance (no batch statistics, no dropout)",
     )
+    check(not dead, f"no gradient reaches {', '.join(dead)} (is a zero layer or a norm in the way?)")
     check(stream is not Stream.TOKENS or is_causal(seeds[0], x), "a position sees later ones")
     check_stackable(seeds, x, check)
 
@@ -74,9 +80,8 @@ def train(seed: nn.Module, x: Tensor, steps: int = 3) -> list[dict[str, float]]:
     return history
 
 
-def dead_parameters(seed: nn.Module, x: Tensor) -> list[str]:
-    """The parameters that get no gradient within three steps."""
-    history = train(seed, x)
+def dead_parameters(history: list[dict[str, float]]) -> list[str]:
+    """The parameters that got no gradient in any of the steps."""
     largest = max(max(step.values()) for step in history)
     return [n for n in history[0] if not max(step[n] for step in history) > ALIVE * largest]
 

@@ -21,11 +21,6 @@ class Blueprint:
     spec: BlueprintSpec
     build: Builder
 
-    def body(self, slot: SlotSpec) -> nn.Module:
-        """A newborn body. Building it leaves the global random state alone."""
-        with isolated(0):
-            return self.build(slot)
-
 
 SPACE = (Stream.SIGNAL, Stream.IMAGE)
 BUILT_IN: tuple[tuple[str, str, Builder, tuple[Stream, ...], str], ...] = (

@@ -1,0 +1,57 @@
+"""Rooms: light imports, and each re-exports only its own names. `lint-imports` checks the directions."""
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import esper
+
+ROOMS = ("leyline", "leyline.specs", "leyline.state", "kasmina", "tasks", "tolaria", "dashboard")
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def imported_by(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    return set(run(code).stdout.split())
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_re_exports_only_its_own_names(room):
+    module = import_module(f"esper.{room}")
+    assert list(module.__all__) == sorted(
+        module.__all__, key=lambda name: (not name.isupper(), name[0].islower(), name)
+    )
+    for name in module.__all__:
+        home = getattr(getattr(module, name), "__module__", module.__name__)
+        assert home.startswith(module.__name__), name
+
+
+def test_importing_esper_imports_nothing_heavy():
+    names = imported_by("import esper; esper.build_host; esper.load_task; esper.Reference")
+    assert "torch" in names
+    assert not names & {"sklearn", "scipy", "matplotlib", "mnist1d", "PIL", "pandas", "requests"}
+
+
+def test_reading_reports_needs_no_torch():
+    names = imported_by("import esper.dashboard, esper.leyline; esper.Stage")
+    assert not names & {"torch", "numpy", "matplotlib"}
+
+
+def test_a_misspelt_choice_is_an_error_without_a_type_checker_too():
+    assert (
+        "unknown optimizer 'adam': did you mean 'adamw'?"
+        in run("import esper; esper.TrainConfig(optimizer='adam')").stderr
+    )
+
+
+def test_public_names():
+    for name in ("register_host", "register_blueprint", "register_task", "build_host", "HostSpec", "load_task", "Op"):
+        assert callable(getattr(esper, name))
+        assert name in dir(esper)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = esper.nothing

@@ -1,0 +1,56 @@
+"""Channels-last layers compute what torch's own do."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from esper.kasmina.layers import CausalAttention, Conv, Norm, Pool
+
+
+def first(x: torch.Tensor) -> torch.Tensor:
+    """Channels first."""
+    return x.movedim(-1, 1)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("depthwise", [False, True])
+@pytest.mark.parametrize(("kernel", "space"), [((5,), (11,)), ((3, 3), (7, 6)), ((3, 3), (1, 1))])
+def test_conv_is_torchs(kernel, space, depthwise, stride, rng):
+    layer = Conv(4, 4, kernel, stride=stride, depthwise=depthwise).double()
+    x = torch.randn(2, *space, 4, generator=rng, dtype=torch.float64)
+    conv = functional.conv1d if len(kernel) == 1 else functional.conv2d
+    groups = 4 if depthwise else 1
+    expected = conv(first(x), layer.weight, layer.bias, stride, kernel[0] // 2, groups=groups)
+    torch.testing.assert_close(first(layer(x)), expected)
+
+
+@pytest.mark.parametrize("channels", [3, 4, 6])
+def test_norm_over_space_is_group_norm(channels, rng):
+    layer = Norm(channels, space=True).double()
+    layer.weight.data.uniform_(generator=rng)
+    x = torch.randn(3, 5, 4, channels, generator=rng, dtype=torch.float64)
+    expected = functional.group_norm(first(x), layer.groups, layer.weight, layer.bias)
+    torch.testing.assert_close(first(layer(x)), expected)
+
+
+def test_norm_keeps_half_precision_streams_but_measures_in_single(rng):
+    x = 100 + torch.randn(2, 64, 4, generator=rng)
+    half = Norm(4, space=True)(x.bfloat16())
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), Norm(4, space=True)(x.bfloat16().float()), rtol=0.01, atol=0.01)
+
+
+def test_causal_attention_is_torchs(rng):
+    layer = CausalAttention(8, heads=2).double()
+    x = torch.randn(3, 5, 8, generator=rng, dtype=torch.float64)
+    q, k, v = layer.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+    mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(layer(x), layer.out(mixed.transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.parametrize("space", [(4, 6), (5, 7), (1, 4), (1, 1)])
+def test_pool_is_max_pool_where_there_is_something_to_pool(space, rng):
+    x = torch.randn(2, *space, 3, generator=rng)
+    kernel = tuple(2 if side > 1 else 1 for side in space)
+    assert torch.equal(first(Pool()(x)), nn.functional.max_pool2d(first(x), kernel))

@@ -1,0 +1,176 @@
+"""Law 10: grown models are ordinary, and a training file's next step is identical."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from esper.kasmina import LifecycleConfig, build_host, load_model, register_blueprint, save_model, unregister_blueprint
+from esper.kasmina import files as model_files
+from esper.kasmina.blueprints.vector import low_rank
+from esper.leyline.errors import FileError
+from esper.leyline.specs import HostSpec
+from esper.tolaria import TrainConfig, load_training, save_training
+from toys import SEEDS, SPECS, bits, germinate, same_bits, toy_trainer
+
+HASTY = LifecycleConfig(training=1, min_prune_age=0)
+OPTIMIZERS = {"adamw": TrainConfig(batch_size=32), "sgd": TrainConfig(batch_size=32, optimizer="sgd", lr=0.05)}
+
+
+def grown(kind: str, blueprint: str, graft, **options):
+    """A host whose first slot holds a blended seed and whose second a silent one."""
+    trainer = toy_trainer(kind, examples=64, lifecycle=HASTY, **options)
+    trainer.decide(germinate(trainer, blueprint, graft))
+    trainer.decide(trainer.space.action())
+    trainer.decide(germinate(trainer, blueprint, graft, "s1"))
+    assert trainer.host.slot(0).alpha > 0
+    return trainer
+
+
+@pytest.mark.parametrize(("kind", "blueprint", "graft"), SEEDS)
+def test_a_model_file_needs_only_the_hosts_constructor(kind, blueprint, graft, tmp_path):
+    host = grown(kind, blueprint, graft).host
+    save_model(tmp_path / "model.safetensors", host)
+    loaded = load_model(tmp_path / "model.safetensors", lambda: build_host(SPECS[kind]))
+    x = toy_trainer(kind).task.validation.x
+    assert torch.equal(bits(host(x)), bits(loaded(x)))
+    assert same_bits(host.state_dict(), loaded.state_dict())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("kind", "blueprint", "graft"), SEEDS)
+def test_after_loading_a_training_file_the_next_steps_are_identical(kind, blueprint, graft, optimizer, tmp_path):
+    trainer = grown(kind, blueprint, graft, config=OPTIMIZERS[optimizer])
+    save_training(tmp_path / "training.safetensors", trainer)
+    resumed = toy_trainer(kind, examples=64, config=OPTIMIZERS[optimizer], lifecycle=HASTY, rng_seed=99)
+    load_training(tmp_path / "training.safetensors", resumed)
+    prune = trainer.space.action("PRUNE", slot="s0", alpha_speed="3")
+    for action in (prune, trainer.space.action()):
+        assert trainer.decide(action) == resumed.decide(action)
+    assert same_bits(trainer.host.state_dict(), resumed.host.state_dict())
+
+
+def test_a_training_file_survives_another_order_of_registration(tmp_path):
+    """Blueprints are stored by name; a new one in front moves the indices, not the seeds."""
+    register_blueprint("extra", low_rank, "vector")
+    trainer = grown("mlp", "extra", 0)
+    path = tmp_path / "training.safetensors"
+    save_training(path, trainer)
+    unregister_blueprint("extra", "vector")
+    with pytest.raises(FileError, match="not registered"):
+        load_training(path, toy_trainer("mlp", examples=64))
+    register_blueprint("another", low_rank, "vector")
+    register_blueprint("extra", low_rank, "vector")
+    try:
+        resumed = toy_trainer("mlp", examples=64, lifecycle=HASTY)
+        load_training(path, resumed)
+        assert resumed.space.blueprints[int(resumed.state.blueprint[0, 0])] == "extra"
+        assert trainer.decide(trainer.space.action()) == resumed.decide(resumed.space.action())
+    finally:
+        unregister_blueprint("another", "vector")
+        unregister_blueprint("extra", "vector")
+
+
+class Bomb:
+    """Leaves a file behind if it is ever unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    trainer = grown("mlp", "mlp", 0)
+    save_training(tmp_path / "training.safetensors", trainer)
+    save_model(tmp_path / "model.safetensors", trainer.host)
+    return tmp_path
+
+
+def refuse(path: Path, match: str) -> None:
+    """Both loaders refuse this file, and nothing about the trainer changes."""
+    trainer = toy_trainer("mlp", examples=64)
+    before = {k: v.clone() for k, v in trainer.host.state_dict().items()}
+    host, optimizer, state = trainer.host, trainer.optimizer, trainer.state
+    with pytest.raises(FileError, match=match):
+        load_training(path, trainer)
+    with pytest.raises(FileError, match=match):
+        load_model(path, lambda: build_host(SPECS["mlp"]))
+    assert (trainer.host, trainer.optimizer, trainer.state, trainer.epoch) == (host, optimizer, state, 0)
+    assert same_bits(before, trainer.host.state_dict())
+
+
+def test_missing_foreign_and_pickled_files_are_refused(tmp_path):
+    refuse(tmp_path / "nothing.safetensors", "there is no file")
+    refuse(tmp_path, "there is no file")
+    (tmp_path / "text").write_text("not weights at all")
+    refuse(tmp_path / "text", "damaged or not a safetensors file")
+    (tmp_path / "empty").write_bytes(b"")
+    refuse(tmp_path / "empty", "damaged or not a safetensors file")
+    save_file({"weight": torch.ones(3)}, tmp_path / "foreign")
+    refuse(tmp_path / "foreign", "a foreign one")
+    (tmp_path / "pickle").write_bytes(pickle.dumps(Bomb(tmp_path / "exploded")))
+    refuse(tmp_path / "pickle", "damaged or not a safetensors file")
+    torch.save({"weight": Bomb(tmp_path / "exploded")}, tmp_path / "torch")
+    refuse(tmp_path / "torch", "damaged or not a safetensors file")
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_each_kind_of_file_is_only_itself(saved):
+    with pytest.raises(FileError, match=r"esper\.model"):
+        load_training(saved / "model.safetensors", toy_trainer("mlp", examples=64))
+    with pytest.raises(FileError, match=r"esper\.training"):
+        load_model(saved / "training.safetensors", lambda: build_host(SPECS["mlp"]))
+
+
+@pytest.mark.parametrize("name", ["model", "training"])
+def test_truncated_and_corrupted_files_are_refused(saved, name):
+    def load(path: Path) -> None:
+        if name == "model":
+            load_model(path, lambda: build_host(SPECS["mlp"]))
+        else:
+            load_training(path, toy_trainer("mlp", examples=64))
+
+    whole = (saved / f"{name}.safetensors").read_bytes()
+
+    @given(st.integers(0, len(whole) - 1), st.booleans())
+    def check(at: int, cut: bool) -> None:
+        damaged = whole[:at] if cut else whole[:at] + bytes([whole[at] ^ 0x5A]) + whole[at + 1 :]
+        (saved / "damaged").write_bytes(damaged)
+        with pytest.raises(FileError):
+            load(saved / "damaged")
+
+    check()
+
+
+def test_newer_files_are_refused(saved, monkeypatch):
+    monkeypatch.setattr(model_files, "VERSION", 2)
+    save_model(saved / "newer.safetensors", build_host(SPECS["mlp"]))
+    monkeypatch.setattr(model_files, "VERSION", 1)
+    with pytest.raises(FileError, match=r"newer Esper \(format version 2.*upgrade"):
+        load_model(saved / "newer.safetensors", lambda: build_host(SPECS["mlp"]))
+
+
+@pytest.mark.parametrize("widths", [(8,), (8, 8, 8), (8, 9), (8, 8, 8, 8, 8)])
+def test_another_host_is_refused(saved, widths):
+    with pytest.raises(FileError, match="another host"):
+        load_model(saved / "model.safetensors", lambda: build_host(HostSpec("mlp", (6,), 3, widths)))
+
+
+def test_a_failed_write_keeps_the_old_file(saved, monkeypatch):
+    old = (saved / "model.safetensors").read_bytes()
+
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(model_files.os, "fsync", full_disk)
+    with pytest.raises(FileError, match="No space left"):
+        save_model(saved / "model.safetensors", build_host(SPECS["mlp"], 5))
+    assert (saved / "model.safetensors").read_bytes() == old
+    assert sorted(p.name for p in saved.iterdir()) == ["model.safetensors", "training.safetensors"]

@@ -1,0 +1,244 @@
+"""Tasks: deterministic, disjoint, honest about missing data, and nobody's random state."""
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from esper.leyline.errors import EsperError
+from esper.leyline.objectives import CLASSIFICATION
+from esper.leyline.specs import TaskSpec
+from esper.leyline.state import Split
+from esper.tasks import TaskData, load_task, load_test, packaged, register_task, task_names, unregister_task
+
+MADE = ("mnist1d", "digits", "spirals", "planted")
+
+
+def splits(name: str, **options) -> list[Split]:
+    task = load_task(name, **options)
+    return [task.train, task.validation, load_test(name, **options)]
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_splits_are_disjoint_deterministic_and_fit_the_spec(name):
+    task, parts, again = load_task(name), splits(name), splits(name)
+    rows = [{x.numpy().tobytes() for x in part.x} for part in parts]
+    assert not rows[0] & rows[1]
+    assert not rows[0] & rows[2]
+    assert not rows[1] & rows[2]
+    for part, other in zip(parts, again, strict=True):
+        assert torch.equal(part.x, other.x)
+        assert torch.equal(part.y, other.y)
+        assert part.x.shape[1:] == task.spec.inputs
+        assert part.x.dtype == torch.float32
+        assert set(part.y.unique().tolist()) == set(range(task.spec.outputs))
+    assert abs(parts[0].x.mean()) < 0.1
+    assert task.spec.objective.direction == "max"
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_loading_never_disturbs_the_random_state(name):
+    torch.manual_seed(1), np.random.seed(1)
+    expected = torch.rand(2).tolist(), np.random.rand()
+    torch.manual_seed(1), np.random.seed(1)
+    load_task(name)
+    assert (torch.rand(2).tolist(), np.random.rand()) == expected
+
+
+def test_a_damaged_cache_is_made_again_and_never_unpickled(tmp_path, monkeypatch):
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path))
+    good = load_task("mnist1d").train.x
+    cache = tmp_path / "mnist1d.npz"
+    whole = cache.read_bytes()
+    for damage in (whole[:5000], whole[:90_000] + b"!" + whole[90_001:], b"", pickle.dumps({"x": 1})):
+        cache.write_bytes(damage)
+        assert torch.equal(load_task("mnist1d").train.x, good)
+        assert cache.read_bytes() == whole
+
+
+def test_an_unwritable_cache_costs_time_not_data(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.warns(UserWarning, match="cannot keep"):
+        assert len(load_task("mnist1d").train.x) == 3400
+
+
+def test_other_data_from_the_package_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path))
+    monkeypatch.setattr(packaged, "MNIST1D_SHA256", "0" * 64)
+    with pytest.raises(EsperError, match="generates other data"):
+        load_task("mnist1d")
+
+
+@pytest.mark.parametrize(("name", "package"), [("digits", "scikit-learn"), ("mnist1d", "mnist1d")])
+def test_a_missing_package_is_named(name, package, tmp_path, monkeypatch):
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path))
+
+    def missing(module: str):
+        raise ImportError(module)
+
+    monkeypatch.setattr(packaged, "import_module", missing)
+    with pytest.raises(EsperError, match=rf"needs the package {package}: pip install 'esper\[data\]'"):
+        load_task(name)
+
+
+def test_the_planted_teacher_is_known_and_perfect():
+    spec = load_task("planted", width=5, inputs=7, classes=3).spec
+    assert spec.facts == {"teacher_width": 5, "teacher_parameters": 5 * 8 + 3 * 6}
+    assert load_task("planted", rng_seed=1).train.x.ne(load_task("planted", rng_seed=2).train.x).any()
+
+
+def test_a_task_of_ones_own_in_one_line():
+    x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
+    data = TaskData(TaskSpec("mine", (2,), 2, CLASSIFICATION), *(Split(x, y) for _ in range(3)))
+    register_task("mine", lambda: data)
+    try:
+        assert load_task("mine").spec.name == "mine"
+        assert not hasattr(load_task("mine"), "test")
+        with pytest.raises(EsperError, match="exists already"):
+            register_task("mine", lambda: data)
+    finally:
+        unregister_task("mine")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: load_task("mnist"), "unknown task 'mnist': did you mean 'mnist1d'"),
+        (lambda: load_task("spirals", arm=4), "unknown option of task 'spirals' 'arm': did you mean 'arms'"),
+        (lambda: load_task("spirals", arms=1), "arms must be at least 2"),
+        (lambda: load_task("planted", width=0), "width"),
+        (lambda: load_task("images"), "needs your data: give path="),
+        (lambda: load_task("images", path="/nowhere"), "there is nothing at /nowhere: task 'images' needs an .npz"),
+        (lambda: load_task("text", path="/nowhere"), "there is nothing at /nowhere: task 'text' needs a plain text"),
+    ],
+)
+def test_what_cannot_be_loaded_says_what_would(call, message):
+    with pytest.raises(EsperError, match=message):
+        call()
+
+
+def pictures(count: int, side: int = 4, channels: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.Generator(np.random.PCG64(5))
+    x = generator.integers(0, 256, (count, side, side, channels), dtype=np.uint8)
+    return x, np.arange(count) % 3
+
+
+def write_npz(folder: Path, x, y) -> Path:
+    np.savez(folder / "data.npz", x_train=x[:48], y_train=y[:48], x_test=x[48:], y_test=y[48:])
+    return folder / "data.npz"
+
+
+def write_idx(folder: Path, x, y) -> Path:
+    x = x[..., 0]
+    for part, rows in (("train", slice(0, 48)), ("t10k", slice(48, None))):
+        head = b"\0\0\x08\x03" + np.asarray(x[rows].shape, ">u4").tobytes()
+        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(head + x[rows].tobytes()))
+        head = b"\0\0\x08\x01" + np.asarray(y[rows].shape, ">u4").tobytes()
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(head + y[rows].astype(np.uint8).tobytes())
+    return folder
+
+
+def write_strips(folder: Path, x, y) -> Path:
+    for name, rows in (
+        ("data_batch_1", slice(0, 24)),
+        ("data_batch_2", slice(24, 48)),
+        ("test_batch", slice(48, None)),
+    ):
+        Image.fromarray(x[rows].reshape(len(x[rows]), -1, 3)).save(folder / f"{name}.png")
+    (folder / "train_lables.json").write_text(json.dumps(y[:48].tolist()))
+    (folder / "test_lables.json").write_text(json.dumps(y[48:].tolist()))
+    (folder / "package.json").write_text("{}")
+    return folder
+
+
+def write_folders(folder: Path, x, y) -> Path:
+    for i, (picture, label) in enumerate(zip(x, y, strict=True)):
+        home = folder / ("train" if i < 48 else "test") / f"class{label}"
+        home.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(home / f"{i:03}.png")
+    return folder
+
+
+def write_one_folder(folder: Path, x, y) -> Path:
+    for i, (picture, label) in enumerate(zip(x, y, strict=True)):
+        (folder / f"class{label}").mkdir(exist_ok=True)
+        Image.fromarray(picture).save(folder / f"class{label}" / f"{i:03}.png")
+    return folder
+
+
+WRITERS = (write_npz, write_idx, write_strips, write_folders, write_one_folder)
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_images_in_every_form(write, tmp_path):
+    x, y = pictures(60)
+    path = write(tmp_path, x, y)
+    train, validation, test = splits("images", path=path)
+    channels = 1 if write is write_idx else 3
+    assert load_task("images", path=path).spec.inputs == (4, 4, channels)
+    assert len(train.x) + len(validation.x) + len(test.x) == 60
+    assert len(test.x) == (10 if write is write_one_folder else 12)
+    torch.testing.assert_close(train.x.mean((0, 1, 2)), torch.zeros(channels), atol=1e-5, rtol=0)
+    torch.testing.assert_close(train.x.std((0, 1, 2), correction=0), torch.ones(channels))
+    # Every picture is there exactly once, with its own label: undo the standardisation on one channel.
+    raw = torch.from_numpy(x[..., 0]).float().flatten(1)
+    found = torch.cat([part.x[..., 0].flatten(1) for part in (train, validation, test)])
+    labels = torch.cat([part.y for part in (train, validation, test)])
+    slope = found.std() / raw.std()
+    back = ((found - found.mean()) / slope + raw.mean()).round()
+    match = (back[:, None] - raw[None]).abs().amax(-1) < 2
+    assert match.sum(1).tolist() == match.sum(0).tolist() == [1] * 60
+    assert torch.equal(labels, torch.from_numpy(y)[match.int().argmax(1)])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: np.savez(f / "a.npz", x=np.zeros(3)) or f / "a.npz", "must hold x_train"),
+        (lambda f: np.savez(f / "a.npz", x_train=np.zeros((2, 4, 4)), y_train=np.zeros(2)) or f / "a.npz", "uint8"),
+        (lambda f: np.savez(f / "a.npz", x_train=np.array([{}]), y_train=np.zeros(2)) or f / "a.npz", "plain .npz"),
+        (lambda f: (f / "a.npz").write_bytes(b"nonsense") and f / "a.npz", "plain .npz"),
+        (lambda f: (f / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03xx") and f, "damaged"),
+        (lambda f: (f / "train-images-idx3-ubyte.gz").write_bytes(b"nonsense") and f, "damaged"),
+        (lambda f: f, "is none of"),
+        (lambda f: (write_strips(f, *pictures(60)) and (f / "train_lables.json").unlink()) or f, "labels"),
+        (lambda f: write_strips(f, *pictures(60)) and (f / "train_lables.json").write_text("[1") and f, "JSON list"),
+        (lambda f: write_one_folder(f, *pictures(9)) and (f / "class0/x.png").write_text("?") and f, "not a picture"),
+        (
+            lambda f: (write_one_folder(f, *pictures(9)) and Image.new("RGB", (2, 2)).save(f / "class0/z.png")) or f,
+            "size",
+        ),
+    ],
+)
+def test_damaged_images_are_refused(damage, message, tmp_path):
+    with pytest.raises(EsperError, match=message):
+        load_task("images", path=damage(tmp_path))
+
+
+def test_text_predicts_the_next_character(tmp_path):
+    content = "".join(chr(97 + i % 7) + "-" for i in range(600))
+    (tmp_path / "book.txt").write_text(content)
+    task = load_task("text", path=tmp_path / "book.txt", context=16)
+    alphabet = sorted(set(content))
+    assert task.spec.outputs == len(alphabet)
+    pieces = splits("text", path=tmp_path / "book.txt", context=16)
+    read = "".join(alphabet[code] for part in pieces for code in part.x.flatten().tolist())
+    ahead = "".join(alphabet[code] for part in pieces for code in part.y.flatten().tolist())
+    assert content.startswith(read)
+    assert content[1:].startswith(ahead)
+    assert len(read) > 1100
+    with pytest.raises(EsperError, match="too short"):
+        load_task("text", path=tmp_path / "book.txt", context=500)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(EsperError, match="not a plain text file"):
+        load_task("text", path=tmp_path / "binary")
+
+
+def test_every_task_has_a_name():
+    assert task_names() == ("mnist1d", "digits", "spirals", "planted", "images", "text")

@@ -1,0 +1,134 @@
+"""The reference trainer: deterministic, measured from the first epoch, and clear about what it cannot do."""
+
+import pytest
+import torch
+
+from esper.leyline.actions import Graft
+from esper.leyline.errors import EsperError
+from esper.leyline.rng import Purpose, key, permutation
+from esper.tolaria import Reference, TrainConfig
+from toys import SPECS, germinate, same_bits, toy_task, toy_trainer
+
+
+@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_without_growth_it_is_plain_pytorch(kind, optimizer):
+    """The same numbers as the loop anyone would write."""
+    config = TrainConfig(batch_size=32, optimizer=optimizer, lr=0.01, weight_decay=0.01, clip=0.5)
+    trainer = toy_trainer(kind, config=config)
+    model = torch.nn.Sequential(*toy_trainer(kind).host.segments)
+    if optimizer == "adamw":
+        plain = torch.optim.AdamW(model.parameters(), 0.01, betas=config.betas, weight_decay=0.01)
+    else:
+        plain = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, weight_decay=0.01)
+    x, y = trainer.task.train
+    for epoch in range(2):
+        trainer.decide(trainer.space.action())
+        order = permutation(key(0, Purpose.SHUFFLE, epoch), len(x))
+        assert sorted(order.tolist()) == list(range(len(x)))
+        for batch in order.split(32):
+            plain.zero_grad()
+            torch.nn.functional.cross_entropy(model(x[batch]).flatten(0, -2), y[batch].flatten()).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            plain.step()
+    for a, b in zip(trainer.host.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_the_same_number_gives_the_same_life(kind):
+    def life(rng_seed: int):
+        trainer = toy_trainer(kind, rng_seed=rng_seed)
+        first = trainer.decide(germinate(trainer, "norm", Graft.GATE))
+        torch.rand(3)
+        return first, trainer.decide(trainer.space.action()), trainer.host.state_dict()
+
+    a, b, other = life(3), life(3), life(4)
+    assert a[:2] == b[:2]
+    assert same_bits(a[2], b[2])
+    assert a[0].train_loss != other[0].train_loss
+
+
+def test_contribution_is_measured_from_the_first_epoch_and_is_what_switching_does():
+    trainer = toy_trainer("mlp")
+    report = trainer.decide(germinate(trainer, "mlp"))
+    for _ in range(8):
+        slot = report.slots[0]
+        assert slot.contribution is not None
+        target = trainer.state.alpha_target[0, 0]
+        if slot.alpha == 0:
+            expected = trainer.evaluate({0: target}).score - trainer.evaluate().score
+        else:
+            expected = trainer.evaluate().score - trainer.evaluate({0: torch.tensor(0.0)}).score
+        assert slot.contribution == pytest.approx(expected)
+        report = trainer.decide(trainer.space.action())
+    assert report.slots[0].stage == "HOLDING"
+
+
+def test_growth_counts_silent_seeds():
+    trainer = toy_trainer("mlp")
+    bare = sum(p.numel() for p in trainer.host.parameters())
+    report = trainer.decide(germinate(trainer, "mlp"))
+    seed = sum(p.numel() for p in trainer.host.slot(0).parameters())
+    assert report.slots[0].alpha == 0
+    assert report.growth == seed / bare
+    assert report.parameters == seed + bare
+
+
+def test_a_sick_seed_is_noticed_and_may_go_at_once():
+    trainer = toy_trainer("mlp")
+    trainer.decide(germinate(trainer, "mlp"))
+    assert trainer.decide(trainer.space.action("PRUNE", slot="s0")).refused
+    for p in trainer.host.slot(0).parameters():
+        p.data.fill_(torch.nan)
+    report = trainer.decide(trainer.space.action())
+    assert trainer.vitals.sane[0]
+    assert not trainer.vitals.healthy[0, 0]
+    assert report.slots[0].stage == "TRAINING"
+    for _ in range(4):
+        assert trainer.decide(trainer.space.action()).slots[0].stage == "TRAINING"
+    assert not trainer.decide(trainer.space.action("PRUNE", slot="s0")).refused
+
+
+def test_nothing_is_planted_in_a_sick_host():
+    trainer = toy_trainer("mlp")
+    next(trainer.host.segments.parameters()).data.fill_(torch.nan)
+    trainer.decide(trainer.space.action())
+    assert not trainer.vitals.sane[0]
+    assert trainer.decide(germinate(trainer, "mlp")).refused
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Reference(SPECS["mlp"], toy_task("cnn1d")), "the host takes"),
+        (lambda: Reference(SPECS["mlp"], toy_task("mlp", 16)), r"batch_size \(64\) exceeds the 16 training"),
+        (lambda: TrainConfig(lr=0), "lr must be positive"),
+        (lambda: TrainConfig(clip=-1), "clip must be positive"),
+        (lambda: TrainConfig(betas=(0.9, 1.0)), "betas must lie"),
+        (lambda: TrainConfig(weight_decay=-1), "weight_decay must not be negative"),
+    ],
+)
+def test_impossible_settings_name_the_field(call, message):
+    with pytest.raises(EsperError, match=message):
+        call()
+
+
+@pytest.mark.slow
+def test_the_demo_plan_pays():
+    """What growth is for: on spirals, a weak host with a seed ends above its twin, paired over five hosts."""
+    from esper.kasmina import weak_host
+    from esper.tasks import load_task
+
+    task = load_task("spirals")
+    gains = []
+    for rng_seed in range(5):
+        scores = []
+        for plan in ({}, {0: {"slot": "s0", "blueprint": "mlp"}}):
+            trainer = Reference(weak_host("mlp", (2,), 3), task, rng_seed=rng_seed)
+            for epoch in range(15):
+                op = "GERMINATE" if epoch in plan else "WAIT"
+                report = trainer.decide(trainer.space.action(op, **plan.get(epoch, {})))
+            scores.append(report.score)
+        gains.append(scores[1] - scores[0])
+    assert min(gains) > 0.02
