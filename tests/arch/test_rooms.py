@@ -1,5 +1,6 @@
-"""Rooms: light imports, and each re-exports only its own names. `lint-imports` checks the directions."""
+"""Rooms: imports in one direction, light ones, and each re-exports only its own names."""
 
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -8,6 +9,7 @@ import pytest
 
 import esper
 
+BIN = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
 ROOMS = ("leyline", "leyline.specs", "leyline.state", "kasmina", "tasks", "tolaria", "dashboard")
 
 
@@ -29,6 +31,11 @@ def test_a_room_re_exports_only_its_own_names(room):
     for name in module.__all__:
         home = getattr(getattr(module, name), "__module__", module.__name__)
         assert home.startswith(module.__name__), name
+
+
+def test_imports_point_one_way():
+    result = subprocess.run(["lint-imports"], capture_output=True, text=True, env=os.environ | {"PATH": BIN})
+    assert result.returncode == 0, result.stdout
 
 
 def test_importing_esper_imports_nothing_heavy():

@@ -1,0 +1,138 @@
+"""Write the tables of the docs that come from the code: everything between `<!-- table: NAME -->` and `<!-- end -->`.
+
+python docs/tables.py [--check]
+"""
+
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable
+from enum import Enum
+from pathlib import Path
+from textwrap import dedent
+
+from esper.kasmina.blueprints import blueprint, blueprint_names
+from esper.kasmina.gates import LifecycleConfig
+from esper.kasmina.host import num_parameters
+from esper.kasmina.hosts import build_host, host_kind, host_kinds, weak_host
+from esper.kasmina.slots import build_seed
+from esper.leyline.actions import STYLES, ActionSpace, Graft, Head, Op
+from esper.leyline.lifecycle import TRANSITIONS, Gate, Stage
+from esper.leyline.specs import Stream
+
+DOCS = Path(__file__).parent
+BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def rows(head: Iterable[object], body: Iterable[Iterable[object]]) -> str:
+    lines = [list(map(str, head)), *[list(map(str, row)) for row in body]]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """The string under each assignment in a class body."""
+    body = ast.parse(dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for before, after in zip(body.body, body.body[1:], strict=False):
+        target = before.targets[0] if isinstance(before, ast.Assign) else getattr(before, "target", None)
+        if isinstance(target, ast.Name) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            docs[target.id] = str(after.value.value)
+    return docs
+
+
+def lower(member: Enum | None) -> str:
+    return "" if member is None else member.name.lower()
+
+
+def stages() -> str:
+    docs = field_docs(Stage)
+    return rows(("stage", "the slot holds", ""), ((s.name, s.voice.value, docs[s.name]) for s in Stage))
+
+
+def transitions() -> str:
+    def when(row) -> str:
+        chosen = f"chosen: {row.op.name}" if row.op else ""
+        return " or ".join(filter(None, [chosen, "automatic" if row.automatic else ""]))
+
+    return rows(
+        ("from", "to", "how", "gate"),
+        ((r.source.name, r.target.name, when(r), lower(r.gate)) for r in TRANSITIONS),
+    )
+
+
+def gates() -> str:
+    docs = field_docs(Gate)
+    return rows(("gate", "opens when"), ((lower(gate), docs[gate.name]) for gate in Gate))
+
+
+def thresholds() -> str:
+    docs, defaults = field_docs(LifecycleConfig), LifecycleConfig()
+    return rows(("field", "default", ""), ((f"`{n}`", getattr(defaults, n), doc) for n, doc in docs.items()))
+
+
+def relevance() -> str:
+    return rows(
+        ("op", *map(lower, Head)), ([op.name, *("●" if head in op.heads else "" for head in Head)] for op in Op)
+    )
+
+
+def choices() -> str:
+    space = ActionSpace(("(the host's slots)",), ("(what is registered for its stream)",))
+    return rows(("head", "choices"), ((lower(head), ", ".join(names)) for head, names in space.choices.items()))
+
+
+def styles() -> str:
+    return rows(("style", "graft", "ramp"), ((n, lower(s.graft), lower(s.ramp)) for n, s in STYLES.items()))
+
+
+EXAMPLES = {"mlp": (16,), "cnn1d": (40, 1), "cnn2d": (8, 8, 1), "transformer": (64,)}
+
+
+def hosts() -> str:
+    built = {kind: build_host(weak_host(kind, EXAMPLES[kind], 10)) for kind in host_kinds()}
+    return rows(
+        ("kind", "stream", "weak preset's widths", "its parameters (10 outputs)"),
+        ((k, h.stream, list(h.spec.widths), f"{num_parameters(h):,} on {list(EXAMPLES[k])}") for k, h in built.items()),
+    )
+
+
+def seeds() -> str:
+    """Each blueprint with its size in the first slot of its stream's weak host."""
+    kinds = {host_kind(kind).stream: kind for kind in host_kinds()}
+
+    def row(stream: Stream, name: str) -> tuple[object, ...]:
+        slot = build_host(weak_host(kinds[stream], EXAMPLES[kinds[stream]], 10)).slot_specs[0]
+        spec = blueprint(name, stream).spec
+        size = num_parameters(build_seed(slot, name, Graft.ADD))
+        return stream, f"`{name}`", spec.family, spec.summary, size
+
+    return rows(
+        ("stream", "blueprint", "family", "", "parameters"),
+        (row(stream, name) for stream in Stream for name in blueprint_names(stream)),
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    table.__name__: table
+    for table in (stages, transitions, gates, thresholds, relevance, choices, styles, hosts, seeds)
+}
+
+
+def refreshed(text: str) -> str:
+    return BLOCK.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}{match[3]}", text)
+
+
+def main(check: bool) -> int:
+    stale = [page for page in sorted(DOCS.rglob("*.md")) if refreshed(page.read_text()) != page.read_text()]
+    for page in stale:
+        print(f"{'stale' if check else 'refreshed'}: {page.relative_to(DOCS.parent)}")
+        if not check:
+            page.write_text(refreshed(page.read_text()))
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv))
