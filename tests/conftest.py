@@ -2,7 +2,7 @@
 
 import os
 
-# Before torch starts: bf16 matmuls of some CPUs' newest instruction sets are not to be trusted.
+# Before torch starts: with AMX, bf16 matmuls can end the process with an illegal instruction.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 
 import hypothesis

@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from esper.tolaria import *
 
 _ROOMS = ("leyline", "leyline.specs", "leyline.state", "kasmina", "tasks", "tolaria")
+_SUBPACKAGES = ("leyline", "kasmina", "tasks", "tolaria", "dashboard")
 
 
 def __getattr__(name: str) -> object:
     """A public name of any room, imported when it is first used: what only reads reports need not wait for torch."""
+    if name in _SUBPACKAGES:
+        return import_module(f"esper.{name}")
     if not name.startswith("_"):
         for room in _ROOMS:
             module = import_module(f"esper.{room}")

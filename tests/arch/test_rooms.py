@@ -19,7 +19,9 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 def imported_by(statement: str) -> set[str]:
     code = f"import sys; {statement}; print(*{{name.partition('.')[0] for name in sys.modules}})"
-    return set(run(code).stdout.split())
+    result = run(code)
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.split())
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -60,5 +62,6 @@ def test_public_names():
     for name in ("register_host", "register_blueprint", "register_task", "build_host", "HostSpec", "load_task", "Op"):
         assert callable(getattr(esper, name))
         assert name in dir(esper)
+    assert run("import esper; esper.kasmina.build_host; esper.dashboard").returncode == 0
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = esper.nothing

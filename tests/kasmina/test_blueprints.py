@@ -117,6 +117,28 @@ class Stateful(nn.Module):
         return self.map(x)
 
 
+class RandomBuffer(nn.Module):
+    def __init__(self, slot):
+        super().__init__()
+        self.map = nn.Linear(slot.channels, slot.channels)
+        self.register_buffer("noise", torch.randn(slot.channels))
+
+    def forward(self, x):
+        return self.map(x) * self.noise
+
+
+def frozen(slot):
+    return nn.Linear(slot.channels, slot.channels).requires_grad_(False)
+
+
+class Explodes(nn.Linear):
+    def __init__(self, slot):
+        super().__init__(slot.channels, slot.channels)
+
+    def forward(self, x):
+        return super().forward(x) / 0
+
+
 @pytest.mark.parametrize(
     ("build", "stream", "reason"),
     [
@@ -129,7 +151,11 @@ class Stateful(nn.Module):
         (lambda slot: nn.Sequential(nn.Linear(16, 16), nn.Dropout()), "vector", "or on chance"),
         (lambda slot: nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16)), "vector", "batch statistics"),
         (Backwards, "tokens", "a position sees later ones"),
-        (Stateful, "vector", "cannot be stacked with torch.func.vmap"),
+        (Stateful, "vector", "stacked with torch.func.vmap it fails"),
+        (lambda slot: nn.Linear(slot.channels, 16), "vector", r"must keep the stream's shape \(3, 6\)"),
+        (RandomBuffer, "vector", "noise differs from one seed to the next"),
+        (frozen, "vector", "weight, bias cannot be trained"),
+        (Explodes, "vector", "not finite"),
         (lambda slot: CausalAttention(slot.channels), "vector", "fails on a vector stream"),
     ],
 )
@@ -149,6 +175,11 @@ def test_names_are_checked():
         EsperError, match="unknown blueprint for signal streams 'conv_heavi': did you mean 'conv_heavy'"
     ):
         blueprint("conv_heavi", "signal")
+
+
+def test_a_blueprint_needs_a_stream():
+    with pytest.raises(EsperError, match="at least one stream"):
+        register_blueprint("mine", lambda slot: Norm(slot.channels), [])
 
 
 def test_registering_leaves_the_random_state_alone(registered):

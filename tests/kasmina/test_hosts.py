@@ -99,6 +99,19 @@ def test_impossible_hosts_are_refused():
         register_host("mlp", lambda spec: [], "vector")
     with pytest.raises(EsperError, match="widths of a transformer must all be the same"):
         build_host(HostSpec("transformer", (8,), 5, (8, 16)))
+    with pytest.raises(EsperError, match="segment 0 of host 'cnn1d' fails on inputs"):
+        build_host(HostSpec("cnn1d", (40,), 5, (8, 8)))
+    with pytest.raises(EsperError, match="gives 3 channels; seeds need 4"):
+        build_host(HostSpec("mlp", (4,), 5, (3,)))
+    with pytest.raises(EsperError, match="inputs must be one or more"):
+        HostSpec("mlp", (), 5, (8,))
+    assert build_host(HostSpec("transformer", (4,), 5, (50,))).slot_specs[0].channels == 50
+    register_host("chancy", lambda spec: [nn.Sequential(nn.Linear(4, 4), nn.Dropout()), nn.Linear(4, 2)], "vector")
+    try:
+        with pytest.raises(EsperError, match="'chancy' uses Dropout"):
+            build_host(HostSpec("chancy", (4,), 2, (4,)))
+    finally:
+        unregister_host("chancy")
     register_host("flat", lambda spec: [nn.Linear(4, 4), nn.Linear(4, 2)], "image")
     register_host("short", lambda spec: [nn.Linear(4, 2)], "vector")
     try:

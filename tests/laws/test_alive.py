@@ -8,15 +8,24 @@ from toys import SEEDS, plant_in_training, toy_trainer
 ALIVE = 1e-6
 
 
+def test_one_of_the_slots_is_a_single_position():
+    """Where there is no space to normalise over, seeds die most easily."""
+    assert toy_trainer("cnn2d").host.slot_specs[1].shape == (1, 1, 6)
+
+
+@pytest.mark.parametrize("rng_seed", range(3))
+@pytest.mark.parametrize("slot", [0, 1])
 @pytest.mark.parametrize(("kind", "blueprint", "graft"), SEEDS)
-def test_every_parameter_of_a_newborn_learns_within_three_steps(kind, blueprint, graft):
-    trainer = toy_trainer(kind, dtype=torch.float64)
-    plant_in_training(trainer, blueprint, graft)
+def test_every_parameter_of_a_newborn_learns_within_three_steps(kind, blueprint, graft, slot, rng_seed):
+    trainer = toy_trainer(kind, dtype=torch.float64, rng_seed=rng_seed)
+    plant_in_training(trainer, blueprint, graft, f"s{slot}")
+    seed = trainer.host.slot(slot).seed
+    assert (seed.blueprint, seed.graft) == (blueprint, graft)
     x, y = (part[:32] for part in trainer.task.train)
     largest: dict[str, float] = {}
     for _ in range(3):
         trainer.gradients(x, y)
-        for name, p in trainer.host.slot(0).named_parameters():
+        for name, p in trainer.host.slot(slot).named_parameters():
             assert p.grad is not None
             largest[name] = max(largest.get(name, 0.0), p.grad.abs().max().item())
         trainer.step()

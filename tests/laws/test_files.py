@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from esper.kasmina import LifecycleConfig, build_host, load_model, register_blueprint, save_model, unregister_blueprint
 from esper.kasmina import files as model_files
 from esper.kasmina.blueprints.vector import low_rank
+from esper.leyline.actions import Graft
 from esper.leyline.errors import FileError
 from esper.leyline.specs import HostSpec
 from esper.tolaria import TrainConfig, load_training, save_training
@@ -50,19 +51,23 @@ def test_after_loading_a_training_file_the_next_steps_are_identical(kind, bluepr
     load_training(tmp_path / "training.safetensors", resumed)
     prune = trainer.space.action("PRUNE", slot="s0", alpha_speed="3")
     for action in (prune, trainer.space.action()):
-        assert trainer.decide(action) == resumed.decide(action)
+        report = trainer.decide(action)
+        assert report == resumed.decide(action)
+        assert not report.refused
     assert same_bits(trainer.host.state_dict(), resumed.host.state_dict())
 
 
 def test_a_training_file_survives_another_order_of_registration(tmp_path):
     """Blueprints are stored by name; a new one in front moves the indices, not the seeds."""
-    register_blueprint("extra", low_rank, "vector")
-    trainer = grown("mlp", "extra", 0)
     path = tmp_path / "training.safetensors"
-    save_training(path, trainer)
-    unregister_blueprint("extra", "vector")
-    with pytest.raises(FileError, match="not registered"):
-        load_training(path, toy_trainer("mlp", examples=64))
+    register_blueprint("extra", low_rank, "vector")
+    try:
+        trainer = grown("mlp", "extra", Graft.ADD)
+        save_training(path, trainer)
+    finally:
+        unregister_blueprint("extra", "vector")
+    with pytest.raises(FileError, match="cannot be used here: unknown blueprint for vector streams 'extra'"):
+        load_training(path, toy_trainer("mlp", examples=64, lifecycle=HASTY))
     register_blueprint("another", low_rank, "vector")
     register_blueprint("extra", low_rank, "vector")
     try:
@@ -87,7 +92,7 @@ class Bomb:
 
 @pytest.fixture
 def saved(tmp_path) -> Path:
-    trainer = grown("mlp", "mlp", 0)
+    trainer = grown("mlp", "mlp", Graft.ADD)
     save_training(tmp_path / "training.safetensors", trainer)
     save_model(tmp_path / "model.safetensors", trainer.host)
     return tmp_path
@@ -95,7 +100,7 @@ def saved(tmp_path) -> Path:
 
 def refuse(path: Path, match: str) -> None:
     """Both loaders refuse this file, and nothing about the trainer changes."""
-    trainer = toy_trainer("mlp", examples=64)
+    trainer = toy_trainer("mlp", examples=64, lifecycle=HASTY)
     before = {k: v.clone() for k, v in trainer.host.state_dict().items()}
     host, optimizer, state = trainer.host, trainer.optimizer, trainer.state
     with pytest.raises(FileError, match=match):
@@ -135,7 +140,7 @@ def test_truncated_and_corrupted_files_are_refused(saved, name):
         if name == "model":
             load_model(path, lambda: build_host(SPECS["mlp"]))
         else:
-            load_training(path, toy_trainer("mlp", examples=64))
+            load_training(path, toy_trainer("mlp", examples=64, lifecycle=HASTY))
 
     whole = (saved / f"{name}.safetensors").read_bytes()
 
@@ -174,3 +179,57 @@ def test_a_failed_write_keeps_the_old_file(saved, monkeypatch):
         save_model(saved / "model.safetensors", build_host(SPECS["mlp"], 5))
     assert (saved / "model.safetensors").read_bytes() == old
     assert sorted(p.name for p in saved.iterdir()) == ["model.safetensors", "training.safetensors"]
+
+
+OTHER = {
+    "config": {"config": TrainConfig(batch_size=32, lr=0.1)},
+    "optimizer": {"config": TrainConfig(batch_size=32, optimizer="sgd")},
+    "lifecycle": {},
+    "dtype": {"dtype": torch.float64, "lifecycle": HASTY},
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_a_training_file_of_another_setting_is_refused(saved, name):
+    trainer = toy_trainer("mlp", examples=64, **OTHER[name])
+    host = trainer.host
+    with pytest.raises(FileError, match="holds another " + ("config" if name == "optimizer" else name)):
+        load_training(saved / "training.safetensors", trainer)
+    assert trainer.host is host
+
+
+BROKEN = {
+    "no seeds": lambda d, t: d.pop("seeds"),
+    "null seeds": lambda d, t: d.update(seeds=None),
+    "unknown graft": lambda d, t: d["seeds"]["s0"].update(graft="LERP"),
+    "no slots": lambda d, t: d.pop("slots"),
+    "no epoch": lambda d, t: d.pop("epoch"),
+    "a word for an epoch": lambda d, t: d.update(epoch="x"),
+    "no blueprints": lambda d, t: d.pop("blueprints"),
+    "stage 77": lambda d, t: t["state/stage"].fill_(77),
+    "blueprint 77": lambda d, t: t["state/blueprint"].fill_(77),
+    "half a moment": lambda d, t: t.pop("optimizer/s0/0/exp_avg"),
+    "a moment of another shape": lambda d, t: t.update({"optimizer/s0/0/exp_avg": torch.tensor(0.0)}),
+    "moments for nobody": lambda d, t: t.update({"optimizer/s7/0/exp_avg": torch.tensor(0.0)}),
+    "no state": lambda d, t: t.pop("state/alpha"),
+    "no weights": lambda d, t: t.pop("host/segments.0.1.weight"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_well_formed_file_with_the_wrong_content_is_refused(saved, name):
+    """The checksum is right, so somebody or another version meant it; it is still a clear error."""
+    tensors, description = model_files.read(saved / "training.safetensors", "esper.training")
+    BROKEN[name](description, tensors)
+    model_files.write(saved / "broken", "esper.training", tensors, description)
+    trainer = toy_trainer("mlp", examples=64, lifecycle=HASTY)
+    host, optimizer, state = trainer.host, trainer.optimizer, trainer.state
+    with pytest.raises(FileError, match="broken"):
+        load_training(saved / "broken", trainer)
+    assert (trainer.host, trainer.optimizer, trainer.state, trainer.epoch) == (host, optimizer, state, 0)
+
+
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(FileError, match="cannot write"):
+        save_model(tmp_path / "file" / "model.safetensors", build_host(SPECS["mlp"]))

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.kasmina import LifecycleConfig
+from esper.kasmina.blending import bend
 from esper.kasmina.lifecycle import apply, empty_slots, legal, problems, tick, unmeasured
-from esper.leyline.actions import ActionSpace, Head, Op
+from esper.leyline.actions import STYLES, ActionSpace, Curve, Graft, Head, Op
+from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import LIVING, TRANSITIONS, Stage, Voice
 from esper.leyline.state import SlotState, Vitals
 
@@ -136,11 +138,13 @@ def test_an_op_is_deaf_to_heads_it_does_not_list_and_hears_those_it_does(stage, 
         return apply(state, actions, allowed, SPACE.sizes)[0]
 
     for head in set(Head) - {Head.OP}:
-        results = [outcome([*row[:head], choice, *row[head + 1 :]]) for choice in range(-1, SPACE.sizes[head] + 1)]
-        if head in op.heads:
-            assert any(changed(results[0], other).any() for other in results[1:]), head.name
+        results = [outcome([*row[:head], choice, *row[head + 1 :]]) for choice in range(SPACE.sizes[head])]
+        differ = [changed(results[0], other).any().item() for other in results[1:]]
+        if head is Head.STYLE and op is Op.SET_ALPHA_TARGET:
+            # Only the ramp is heard here, and it has two shapes.
+            assert differ == [style.ramp is not STYLES["add"].ramp for style in list(STYLES.values())[1:]]
         else:
-            assert not any(changed(results[0], other).any() for other in results[1:]), head.name
+            assert any(differ) == (head in op.heads), head.name
 
 
 def closed(stage: Stage, op: Op, vitals_change: dict[str, float] | None = None, **fields: float) -> bool:
@@ -226,19 +230,66 @@ def test_a_pruned_seed_fades_and_the_embargo_is_served_once(embargo, speed, fade
     assert state.births[1, 1] == 1
 
 
-@pytest.mark.parametrize(("style", "curve"), list(itertools.product(["add", "add_sigmoid"], ["LINEAR", "COSINE"])))
+@pytest.mark.parametrize(("style", "curve"), list(itertools.product(STYLES, Curve)))
 def test_a_new_target_moves_alpha_from_where_it_is(style, curve):
+    """From 0.7 to 0.5 in three epochs, along curve(ramp(progress)); the graft stays what it was."""
     config = LifecycleConfig()
-    state = place(Stage.HOLDING)
+    state = place(Stage.HOLDING, graft=int(Graft.MULTIPLY))
     action = torch.tensor([SPACE.action()] * 3)
     choices = {"slot": "s1", "alpha_target": "0.5", "alpha_speed": "3", "style": style, "alpha_curve": curve}
     action[1] = torch.tensor(SPACE.action("SET_ALPHA_TARGET", **choices))
     state, _ = apply(state, action, legal(state, good(state), config), SPACE.sizes)
     assert state.alpha[1, 1] == torch.tensor(0.7)
-    assert state.graft[1, 1] == 0
+    assert state.graft[1, 1] == Graft.MULTIPLY
     path = []
     for _ in range(4):
         state = tick(state, good(state), config)
         path.append((Stage(int(state.stage[1, 1])), state.alpha[1, 1].item()))
     assert [stage for stage, _ in path] == [Stage.BLENDING] * 3 + [Stage.HOLDING]
-    assert 0.7 > path[0][1] > path[1][1] > path[2][1] == path[3][1] == 0.5
+    progress = bend(
+        bend(torch.tensor([1 / 3, 2 / 3, 1.0]), torch.tensor([STYLES[style].ramp] * 3)), torch.tensor([curve] * 3)
+    )
+    expected = (0.7 - 0.2 * progress).tolist()
+    assert [alpha for _, alpha in path] == pytest.approx([*expected, 0.5], abs=1e-6)
+    assert path[2][1] == path[3][1] == 0.5
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_style_is_its_graft_and_its_ramp(style):
+    state = empty_slots(1, 3)
+    action = torch.tensor([SPACE.action("GERMINATE", slot="s1", blueprint="mlp", style=style)])
+    state, _ = apply(state, action, legal(state, good(state), LifecycleConfig()), SPACE.sizes)
+    assert (state.graft[0, 1], state.ramp[0, 1]) == STYLES[style]
+    assert state.blueprint[0, 1] == SPACE.blueprints.index("mlp")
+
+
+THRESHOLDS = {
+    "min_training": (Stage.TRAINING, Op.ADVANCE, "age"),
+    "min_holding": (Stage.HOLDING, Op.FOSSILIZE, "age"),
+    "min_prune_age": (Stage.HOLDING, Op.PRUNE, "seed_age"),
+}
+
+
+@pytest.mark.parametrize("threshold", [1, 4, 6])
+@pytest.mark.parametrize("name", THRESHOLDS)
+def test_ages_are_configuration(name, threshold):
+    stage, op, field = THRESHOLDS[name]
+    config = LifecycleConfig(auto_advance=False, training=9, **{name: threshold})
+    for age, expected in ((threshold - 1, False), (threshold, True)):
+        state = place(stage, **{field: age})
+        assert legal(state, good(state), config)[1, op, 1] == expected
+
+
+@pytest.mark.parametrize("threshold", [-0.1, 0.0, 0.2])
+def test_the_contribution_that_is_worth_keeping_is_configuration(threshold):
+    state = place(Stage.HOLDING)
+    for contribution, expected in ((threshold - 0.01, False), (threshold, False), (threshold + 0.01, True)):
+        vitals = good(state)._replace(contribution=torch.full((3, 3), contribution, dtype=torch.float64))
+        config = LifecycleConfig(min_contribution=threshold)
+        assert legal(state, vitals, config)[1, Op.FOSSILIZE, 1] == expected
+
+
+@pytest.mark.parametrize("fields", [{"embargo": -1}, {"min_training": 4, "training": 3}, {"min_prune_age": -2}])
+def test_impossible_thresholds_name_the_field(fields):
+    with pytest.raises(EsperError, match=next(iter(fields))):
+        LifecycleConfig(**fields)

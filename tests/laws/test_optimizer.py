@@ -68,9 +68,14 @@ def test_whatever_is_done_the_optimizer_stays_faithful(kind):
     trainer = toy_trainer(kind, examples=32)
     generator = torch.Generator().manual_seed(11)
     for _ in range(120):
-        action = [int(torch.randint(size, (), generator=generator)) for size in trainer.space.sizes]
-        before = trainer.legal()
+        action = [int(torch.randint(-1, size + 1, (), generator=generator)) for size in trainer.space.sizes]
+        before, known = trainer.legal(), 0 <= action[0] < len(Op)
         report = trainer.decide(action)
-        assert report.refused == (not before[action[0], action[1]])
-        assert report.op == Op(action[0]).name
+        if action[0] == Op.WAIT:
+            assert not report.refused
+        elif known and all(0 <= action[head] < trainer.space.sizes[head] for head in Op(action[0]).heads):
+            assert report.refused == (not before[action[0], action[1]])
+        else:
+            assert report.refused
+        assert report.op == (Op(action[0]).name if known else str(action[0]))
         assert_faithful(trainer)

@@ -33,7 +33,7 @@ def test_a_host_learns_as_if_its_silent_seed_were_not_there(kind, blueprint, gra
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "blueprint", "graft"), SEEDS)
 def test_after_eight_silent_epochs_switching_on_costs_no_more_than_noise(kind, blueprint, graft):
-    """The paired change of each validation example's loss is not above zero by more than three standard errors."""
+    """A loss of 0.02 is a tenth of what a straight-through zero costs here, and five times what a side row does."""
     trainer = toy_trainer(kind, examples=256, lifecycle=PATIENT)
     trainer.decide(germinate(trainer, blueprint, graft))
     for _ in range(7):
@@ -44,6 +44,5 @@ def test_after_eight_silent_epochs_switching_on_costs_no_more_than_noise(kind, b
         off = trainer.task.spec.objective.loss(trainer.host(x), y)
         on = trainer.task.spec.objective.loss(trainer.host(x, {0: trainer.state.alpha_target[0, 0]}), y)
         delta = trainer.host.slot(0).seed(torch.ones(1, *trainer.host.slot_specs[0].shape))
-    change = on - off
     assert delta.abs().max() > 0
-    assert change.mean() <= 3 * change.std() / len(change) ** 0.5
+    assert (on - off).mean() <= 0.02

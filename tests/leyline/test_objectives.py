@@ -33,6 +33,13 @@ def test_regression(rng):
     assert REGRESSION.score(mean, 2) == pytest.approx(0, abs=0.1)
 
 
+def test_shapes_that_would_broadcast_are_refused():
+    with pytest.raises(ValueError, match=r"targets of shape \(4,\) do not fit"):
+        REGRESSION.loss(torch.zeros(4, 1), torch.zeros(4))
+    with pytest.raises(ValueError, match=r"targets of shape \(4, 1\) do not fit"):
+        CLASSIFICATION.metric(torch.zeros(4, 3), torch.zeros(4, 1, dtype=torch.long))
+
+
 @pytest.mark.parametrize("objective", [CLASSIFICATION, LANGUAGE, REGRESSION])
 def test_half_precision_is_measured_in_single(objective, rng):
     out = torch.randn(4, 3, generator=rng)

@@ -21,11 +21,11 @@ def test_splitmix64_first_outputs():
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5), st.integers(1, 40))
-def test_a_draw_does_not_depend_on_company(seeds, count):
-    keys = key(torch.tensor(seeds), Purpose.SHUFFLE, 3)
+def test_a_draw_does_not_depend_on_company(rng_seeds, count):
+    keys = key(torch.tensor(rng_seeds), Purpose.SHUFFLE, 3)
     together = permutation(keys, count), uniform(keys, count)
-    for n, seed in enumerate(seeds):
-        alone = key(seed, Purpose.SHUFFLE, 3)
+    for n, rng_seed in enumerate(rng_seeds):
+        alone = key(rng_seed, Purpose.SHUFFLE, 3)
         assert torch.equal(permutation(alone, count), together[0][n])
         assert torch.equal(uniform(alone, count), together[1][n])
 

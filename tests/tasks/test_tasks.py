@@ -1,5 +1,6 @@
 """Tasks: deterministic, disjoint, honest about missing data, and nobody's random state."""
 
+import contextlib
 import gzip
 import json
 import pickle
@@ -12,9 +13,10 @@ from PIL import Image
 
 from esper.leyline.errors import EsperError
 from esper.leyline.objectives import CLASSIFICATION
-from esper.leyline.specs import TaskSpec
+from esper.leyline.specs import HostSpec, TaskSpec
 from esper.leyline.state import Split
 from esper.tasks import TaskData, load_task, load_test, packaged, register_task, task_names, unregister_task
+from esper.tolaria import Reference
 
 MADE = ("mnist1d", "digits", "spirals", "planted")
 
@@ -42,7 +44,8 @@ def test_splits_are_disjoint_deterministic_and_fit_the_spec(name):
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_loading_never_disturbs_the_random_state(name):
+def test_loading_never_disturbs_the_random_state(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path))
     torch.manual_seed(1), np.random.seed(1)
     expected = torch.rand(2).tolist(), np.random.rand()
     torch.manual_seed(1), np.random.seed(1)
@@ -87,7 +90,16 @@ def test_a_missing_package_is_named(name, package, tmp_path, monkeypatch):
         load_task(name)
 
 
-def test_the_planted_teacher_is_known_and_perfect():
+def test_the_planted_teacher_can_be_learned():
+    """A student twice as wide does far better than chance (0.25) in a few epochs; shuffled labels would not let it."""
+    task = load_task("planted", width=4)
+    student = Reference(HostSpec("mlp", task.spec.inputs, task.spec.outputs, (8,)), task)
+    for _ in range(5):
+        report = student.decide(student.space.action())
+    assert report.score > 0.7
+
+
+def test_the_planted_teacher_is_known():
     spec = load_task("planted", width=5, inputs=7, classes=3).spec
     assert spec.facts == {"teacher_width": 5, "teacher_parameters": 5 * 8 + 3 * 6}
     assert load_task("planted", rng_seed=1).train.x.ne(load_task("planted", rng_seed=2).train.x).any()
@@ -96,8 +108,9 @@ def test_the_planted_teacher_is_known_and_perfect():
 def test_a_task_of_ones_own_in_one_line():
     x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
     data = TaskData(TaskSpec("mine", (2,), 2, CLASSIFICATION), *(Split(x, y) for _ in range(3)))
-    register_task("mine", lambda: data)
+    register_task("mine", lambda **options: data)
     try:
+        assert load_task("mine", anything=1).spec is data.spec
         assert load_task("mine").spec.name == "mine"
         assert not hasattr(load_task("mine"), "test")
         with pytest.raises(EsperError, match="exists already"):
@@ -113,6 +126,7 @@ def test_a_task_of_ones_own_in_one_line():
         (lambda: load_task("spirals", arm=4), "unknown option of task 'spirals' 'arm': did you mean 'arms'"),
         (lambda: load_task("spirals", arms=1), "arms must be at least 2"),
         (lambda: load_task("planted", width=0), "width"),
+        (lambda: load_task("spirals", examples=5), "5 examples are too few"),
         (lambda: load_task("images"), "needs your data: give path="),
         (lambda: load_task("images", path="/nowhere"), "there is nothing at /nowhere: task 'images' needs an .npz"),
         (lambda: load_task("text", path="/nowhere"), "there is nothing at /nowhere: task 'text' needs a plain text"),
@@ -206,7 +220,40 @@ def test_images_in_every_form(write, tmp_path):
         (lambda f: (f / "a.npz").write_bytes(b"nonsense") and f / "a.npz", "plain .npz"),
         (lambda f: (f / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03xx") and f, "damaged"),
         (lambda f: (f / "train-images-idx3-ubyte.gz").write_bytes(b"nonsense") and f, "damaged"),
+        (lambda f: np.save(f / "a.npy", np.zeros(3)) or f / "a.npy", "plain .npz"),
+        (
+            lambda f: (
+                np.savez(f / "a.npz", x_train=np.zeros((0, 4, 4), np.uint8), y_train=np.zeros(0, int)) or f / "a.npz"
+            ),
+            "no images",
+        ),
+        (
+            lambda f: np.savez(f / "a.npz", x_train=pictures(9)[0], y_train=pictures(9)[1] - 1) or f / "a.npz",
+            "from 0 up",
+        ),
+        (
+            lambda f: (
+                np.savez(
+                    f / "a.npz",
+                    x_train=pictures(9)[0],
+                    y_train=np.zeros(9, int),
+                    x_test=pictures(9)[0],
+                    y_test=pictures(9)[1],
+                )
+                or f / "a.npz"
+            ),
+            "classes that are not in training",
+        ),
         (lambda f: f, "is none of"),
+        (lambda f: (f / ".a").mkdir() or (f / ".b").mkdir() or f, "is none of"),
+        (
+            lambda f: write_strips(f, *pictures(60)) and [p.unlink() for p in f.glob("data*.png")] and f,
+            "only test ones",
+        ),
+        (
+            lambda f: (write_strips(f, *pictures(60)) and Image.new("RGB", (9, 4)).save(f / "data_batch_3.png")) or f,
+            "differ in width",
+        ),
         (lambda f: (write_strips(f, *pictures(60)) and (f / "train_lables.json").unlink()) or f, "labels"),
         (lambda f: write_strips(f, *pictures(60)) and (f / "train_lables.json").write_text("[1") and f, "JSON list"),
         (lambda f: write_one_folder(f, *pictures(9)) and (f / "class0/x.png").write_text("?") and f, "not a picture"),
@@ -219,6 +266,16 @@ def test_images_in_every_form(write, tmp_path):
 def test_damaged_images_are_refused(damage, message, tmp_path):
     with pytest.raises(EsperError, match=message):
         load_task("images", path=damage(tmp_path))
+
+
+def test_whatever_is_wrong_with_an_archive_it_is_a_clear_error(tmp_path):
+    x, y = pictures(12)
+    np.savez_compressed(tmp_path / "good.npz", x_train=x, y_train=y)
+    whole = (tmp_path / "good.npz").read_bytes()
+    for at in range(0, len(whole), 3):
+        (tmp_path / "bad.npz").write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        with contextlib.suppress(EsperError):
+            load_task("images", path=tmp_path / "bad.npz")
 
 
 def test_text_predicts_the_next_character(tmp_path):
@@ -235,6 +292,8 @@ def test_text_predicts_the_next_character(tmp_path):
     assert len(read) > 1100
     with pytest.raises(EsperError, match="too short"):
         load_task("text", path=tmp_path / "book.txt", context=500)
+    with pytest.raises(EsperError, match=r"context \(0\) must be positive"):
+        load_task("text", path=tmp_path / "book.txt", context=0)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(EsperError, match="not a plain text file"):
         load_task("text", path=tmp_path / "binary")

@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
 
+from esper.kasmina import register_blueprint, unregister_blueprint
 from esper.leyline.actions import Graft
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import Purpose, key, permutation
+from esper.leyline.specs import HostSpec
 from esper.tolaria import Reference, TrainConfig
 from toys import SPECS, germinate, same_bits, toy_task, toy_trainer
 
@@ -15,8 +18,8 @@ from toys import SPECS, germinate, same_bits, toy_task, toy_trainer
 def test_without_growth_it_is_plain_pytorch(kind, optimizer):
     """The same numbers as the loop anyone would write."""
     config = TrainConfig(batch_size=32, optimizer=optimizer, lr=0.01, weight_decay=0.01, clip=0.5)
-    trainer = toy_trainer(kind, config=config)
-    model = torch.nn.Sequential(*toy_trainer(kind).host.segments)
+    trainer = toy_trainer(kind, config=config, examples=200, dtype=torch.float64)
+    model = torch.nn.Sequential(*toy_trainer(kind).host.double().segments)
     if optimizer == "adamw":
         plain = torch.optim.AdamW(model.parameters(), 0.01, betas=config.betas, weight_decay=0.01)
     else:
@@ -26,13 +29,13 @@ def test_without_growth_it_is_plain_pytorch(kind, optimizer):
         trainer.decide(trainer.space.action())
         order = permutation(key(0, Purpose.SHUFFLE, epoch), len(x))
         assert sorted(order.tolist()) == list(range(len(x)))
-        for batch in order.split(32):
+        for batch in order[:192].split(32):
             plain.zero_grad()
             torch.nn.functional.cross_entropy(model(x[batch]).flatten(0, -2), y[batch].flatten()).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             plain.step()
     for a, b in zip(trainer.host.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", SPECS)
@@ -105,7 +108,9 @@ def test_nothing_is_planted_in_a_sick_host():
         (lambda: Reference(SPECS["mlp"], toy_task("mlp", 16)), r"batch_size \(64\) exceeds the 16 training"),
         (lambda: TrainConfig(lr=0), "lr must be positive"),
         (lambda: TrainConfig(clip=-1), "clip must be positive"),
-        (lambda: TrainConfig(betas=(0.9, 1.0)), "betas must lie"),
+        (lambda: TrainConfig(betas=(0.9, 1.0)), "betas must be two numbers"),
+        (lambda: toy_trainer("mlp").act((0, 0)), "an action has 8 choices"),
+        (lambda: Reference(SPECS["mlp"], toy_task("mlp", 64, 0)), "no validation data"),
         (lambda: TrainConfig(weight_decay=-1), "weight_decay must not be negative"),
     ],
 )
@@ -114,9 +119,52 @@ def test_impossible_settings_name_the_field(call, message):
         call()
 
 
+def test_a_seed_that_cannot_be_built_changes_nothing():
+    """It passes the probe, where streams are even, and fails on this host's odd one."""
+    odd = HostSpec("mlp", (6,), 3, (7, 7))
+    trainer = Reference(odd, toy_task("mlp"), TrainConfig(batch_size=32))
+    register_blueprint(
+        "pairs",
+        lambda slot: (
+            nn.Conv1d(slot.channels, slot.channels, 1, groups=slot.channels // 2)
+            if slot.channels % 2
+            else nn.Linear(slot.channels, slot.channels)
+        ),
+        "vector",
+    )
+    try:
+        trainer = Reference(odd, toy_task("mlp"), TrainConfig(batch_size=32))
+        before = trainer.state
+        with pytest.raises(EsperError, match="blueprint 'pairs' in slot 's0' of shape"):
+            trainer.decide(germinate(trainer, "pairs"))
+        assert trainer.state is before
+        assert not trainer.decide(germinate(trainer, "mlp")).refused
+    finally:
+        unregister_blueprint("pairs", "vector")
+
+
+def test_the_precision_is_the_hosts():
+    trainer = Reference(SPECS["mlp"], toy_task("mlp"), TrainConfig(batch_size=32), dtype=torch.float64)
+    trainer.decide(germinate(trainer, "mlp"))
+    assert {p.dtype for p in trainer.host.parameters()} == {torch.float64}
+
+
+def test_cost_counts_side_rows_and_counterfactuals():
+    trainer = toy_trainer("mlp", examples=64)
+    bare = 2 * (6 * 8 + 8 * 8 + 8 * 3)
+    seed = 2 * (8 * 32 + 32 * 8)
+    assert trainer.decide(trainer.space.action()).flops == 3 * 64 * bare + 64 * bare
+    silent = trainer.decide(germinate(trainer, "mlp"))
+    assert silent.flops == 3 * 64 * (bare + bare + seed) + 64 * (bare + bare + seed)
+    for _ in range(3):
+        heard = trainer.decide(trainer.space.action())
+    assert heard.slots[0].alpha > 0
+    assert heard.flops == 3 * 64 * (bare + seed) + 64 * (bare + seed + bare)
+
+
 @pytest.mark.slow
-def test_the_demo_plan_pays():
-    """What growth is for: on spirals, a weak host with a seed ends above its twin, paired over five hosts."""
+def test_growth_pays_on_spirals():
+    """A weak host with a seed ends above its twin, paired over five hosts."""
     from esper.kasmina import weak_host
     from esper.tasks import load_task
 

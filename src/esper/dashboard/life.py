@@ -40,6 +40,8 @@ def draw_life(
         from matplotlib.figure import Figure
     except ImportError:
         raise EsperError("drawing needs the package matplotlib: pip install 'esper[plot]'") from None
+    if not reports:
+        raise EsperError("reports must hold at least one epoch to draw a life")
     slots = len(reports[0].slots)
     style: dict[Any, Any] = {"font.size": 9, "axes.edgecolor": GRID, "text.color": INK, "axes.labelcolor": INK}
     with rc_context(style):

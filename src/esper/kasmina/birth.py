@@ -47,9 +47,9 @@ def _constructed(build: Callable[[], nn.Module], keys: Int[Tensor, " N"]) -> Sta
     return {name: torch.stack([row[name] for row in rows]).to(keys.device) for name in rows[0]}
 
 
-def load_newborn(module: nn.Module, build: Callable[[], nn.Module], key: Int[Tensor, ""]) -> None:
+def load_newborn(module: nn.Module, build: Callable[[], nn.Module], rng_key: Int[Tensor, ""]) -> None:
     """Give one module the weights that its key stands for."""
-    stacked = newborn(build, key[None])
+    stacked = newborn(build, rng_key[None])
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             parameter.copy_(stacked[name][0])

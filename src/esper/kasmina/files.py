@@ -6,7 +6,8 @@ Written beside the target, flushed, then renamed over it, so that a crash leaves
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,14 +38,15 @@ def save_model(path: str | Path, host: Host) -> None:
 def load_model(path: str | Path, build: Callable[[], Host]) -> Host:
     """The saved host, from its constructor and the file alone: `load_model(path, lambda: build_host(spec))`."""
     tensors, description = read(path, MODEL_FORMAT)
-    return regrow(path, build, tensors, description)
+    with parsing(path):
+        return regrow(path, build, tensors, description)
 
 
 def topology(host: Host) -> dict[str, Any]:
     """What has grown where."""
-    seeds = {slot.spec.name: slot.seed for slot in map(host.slot, range(len(host.slots)))}
+    seeds = {slot.name: host.slot(s).seed for s, slot in enumerate(host.slot_specs)}
     return {
-        "host": host.spec.as_dict(),
+        "host": asdict(host.spec),
         "slots": [asdict(slot) for slot in host.slot_specs],
         "seeds": {
             name: {"blueprint": seed.blueprint, "graft": seed.graft.name}
@@ -54,23 +56,35 @@ def topology(host: Host) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def parsing(path: str | Path) -> Iterator[None]:
+    """Whatever a description turns out to lack, the reader hears of the file, not of our dictionaries."""
+    try:
+        yield
+    except FileError:
+        raise
+    except EsperError as error:
+        raise FileError(f"{path} cannot be used here: {error}") from error
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
+        raise FileError(f"{path} is damaged or foreign: {error!r} while reading its description") from error
+
+
+def fits(path: str | Path, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Refuse a file that was written for something else, naming the first difference."""
+    for name, value in json.loads(json.dumps(expected)).items():
+        if found[name] != value:
+            raise FileError(f"{path} holds another {name}: {found[name]}, not {value}")
+
+
 def regrow(path: str | Path, build: Callable[[], Host], tensors: Tensors, description: Mapping[str, Any]) -> Host:
     """A fresh host with the seeds and weights of a file."""
     with isolated(0):
         host = build()
-    expected = json.loads(json.dumps(topology(host)))
-    for part in ("host", "slots"):
-        if expected[part] != description.get(part):
-            raise FileError(
-                f"{path} holds another {part[:4]} than the constructor makes:"
-                f" {description.get(part)}, not {expected[part]}"
-            )
-    for index, slot in enumerate(host.slot_specs):
-        if (seed := description["seeds"].get(slot.name)) is not None:
-            try:
-                host.slot(index).plant(build_seed(slot, seed["blueprint"], Graft[seed["graft"]]))
-            except EsperError as error:
-                raise FileError(f"{path} needs a blueprint that is not registered here: {error}") from None
+    fits(path, {part: topology(host)[part] for part in ("host", "slots")}, description)
+    for s, slot in enumerate(host.slot_specs):
+        if slot.name in description["seeds"]:
+            seed = description["seeds"][slot.name]
+            host.slot(s).plant(build_seed(slot, seed["blueprint"], Graft[seed["graft"]]))
     match(path, host.state_dict(), tensors)
     host.load_state_dict(tensors, assign=True)
     return host
@@ -86,13 +100,13 @@ def match(path: str | Path, expected: Mapping[str, Tensor], found: Mapping[str, 
         )
 
 
-def write(path: str | Path, format: str, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
+def write(path: str | Path, kind: str, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
     """Replace a file with these tensors and their description, all or nothing."""
     path = Path(path)
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     text = json.dumps(description)
     metadata = {
-        "format": format,
+        "format": kind,
         "version": str(VERSION),
         "sha256": _digest(plain, text),
         "description": text,
@@ -105,11 +119,12 @@ def write(path: str | Path, format: str, tensors: Mapping[str, Tensor], descript
             os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise FileError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def read(path: str | Path, format: str) -> tuple[Tensors, dict[str, Any]]:
+def read(path: str | Path, kind: str) -> tuple[Tensors, dict[str, Any]]:
     """The tensors and the description of a file that `write` made, or an error that says what is wrong with it."""
     if not Path(path).is_file():
         raise FileError(f"there is no file {path}")
@@ -119,12 +134,12 @@ def read(path: str | Path, format: str) -> tuple[Tensors, dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise FileError(f"{path} is damaged or not a safetensors file: {error}") from None
-    return tensors, _checked(path, format, metadata, tensors)
+    return tensors, _checked(path, kind, metadata, tensors)
 
 
-def _checked(path: str | Path, format: str, metadata: Mapping[str, str], tensors: Tensors) -> dict[str, Any]:
-    if metadata.get("format") != format:
-        raise FileError(f"{path} is not an {format} file, but {metadata.get('format', 'a foreign one')}")
+def _checked(path: str | Path, kind: str, metadata: Mapping[str, str], tensors: Tensors) -> dict[str, Any]:
+    if metadata.get("format") != kind:
+        raise FileError(f"{path} is not an {kind} file, but {metadata.get('format', 'a foreign one')}")
     if not metadata.get("version", "").isdecimal():
         raise FileError(f"{path} is damaged: it has no version")
     if int(metadata["version"]) > VERSION:
@@ -135,7 +150,8 @@ def _checked(path: str | Path, format: str, metadata: Mapping[str, str], tensors
     text = metadata.get("description", "")
     if metadata.get("sha256") != _digest(tensors, text):
         raise FileError(f"{path} is damaged: its content does not match its checksum")
-    return json.loads(text)
+    with parsing(path):
+        return dict(json.loads(text))
 
 
 def _digest(tensors: Mapping[str, Tensor], description: str) -> str:

@@ -27,7 +27,7 @@ class LifecycleConfig:
     min_prune_age: int = 3
     """Epochs since germination before PRUNE; a sick seed may go at any age."""
     embargo: int = 5
-    """How long a slot stays closed once its seed is gone."""
+    """How long a slot is EMBARGOED once its seed is gone, at least one epoch; RESETTING follows for one more."""
     auto_advance: bool = True
     """Let seeds advance by themselves when they are due; otherwise only ADVANCE moves them."""
 

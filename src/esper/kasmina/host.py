@@ -11,6 +11,9 @@ from esper.leyline.actions import ActionSpace
 from esper.leyline.errors import EsperError
 from esper.leyline.specs import HostSpec, SlotSpec, Stream
 
+MIN_CHANNELS = 4
+"""Over fewer channels a norm is little more than a sign, and lets no gradient through."""
+BATCH_DEPENDENT = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 STREAM_AXES = {Stream.VECTOR: 1, Stream.SIGNAL: 2, Stream.IMAGE: 3, Stream.TOKENS: 2}
 
 
@@ -51,18 +54,28 @@ def num_parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
+@torch.no_grad()
 def _slot_specs(spec: HostSpec, segments: Sequence[nn.Module], stream: Stream) -> tuple[SlotSpec, ...]:
     """The slots behind all segments but the last, with the shapes an example takes there."""
     if len(segments) < 2:
         raise EsperError(f"host {spec.kind!r} needs at least two segments to have a slot between them")
+    for module in (module for segment in segments for module in segment.modules()):
+        if isinstance(module, BATCH_DEPENDENT):
+            raise EsperError(
+                f"host {spec.kind!r} uses {type(module).__name__}: no dropout and no batch statistics in hosts"
+            )
     x = torch.zeros(2, *spec.inputs, dtype=torch.long if stream is Stream.TOKENS else None)
     slots = []
-    with torch.no_grad():
-        for s, segment in enumerate(segments[:-1]):
+    for s, segment in enumerate(segments[:-1]):
+        try:
             x = segment(x)
-            slots.append(SlotSpec(f"s{s}", stream, tuple(x.shape[1:])))
-            if x.ndim - 1 != STREAM_AXES[stream]:
-                raise EsperError(
-                    f"segment {s} of host {spec.kind!r} gives {list(x.shape[1:])}, which is no {stream} stream"
-                )
+        except (RuntimeError, IndexError, TypeError) as error:
+            raise EsperError(f"segment {s} of host {spec.kind!r} fails on inputs {spec.inputs}: {error}") from error
+        slots.append(SlotSpec(f"s{s}", stream, tuple(x.shape[1:])))
+        if x.ndim - 1 != STREAM_AXES[stream]:
+            raise EsperError(f"segment {s} of host {spec.kind!r} gives {slots[-1].shape}, which is no {stream} stream")
+        if slots[-1].channels < MIN_CHANNELS:
+            raise EsperError(
+                f"segment {s} of host {spec.kind!r} gives {slots[-1].channels} channels; seeds need {MIN_CHANNELS}"
+            )
     return tuple(slots)

@@ -47,7 +47,9 @@ class TransformerBlock(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.attention = nn.Sequential(Norm(width), CausalAttention(width, heads=max(1, width // 16)))
+        self.attention = nn.Sequential(
+            Norm(width), CausalAttention(width, heads=width // 16 if width >= 16 and width % (width // 16) == 0 else 1)
+        )
         self.mlp = nn.Sequential(Norm(width), Linear(width, width), nn.GELU(), Linear(width, width))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ class Norm(Layer):
 
     def __init__(self, channels: int, *, space: bool = False, zero: bool = False) -> None:
         super().__init__()
-        self.groups = 2 if space and channels % 2 == 0 and channels >= 4 else 1
+        self.groups = 2 if space and channels % 2 == 0 and channels >= 8 else 1
         self.space = space
         self.weight = nn.Parameter(torch.zeros(channels) if zero else torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))

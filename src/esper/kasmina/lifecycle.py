@@ -3,6 +3,8 @@
 A decision is: `apply` the action, then `tick` to begin the epoch. Only `apply` obeys ops; only `tick` moves alpha.
 """
 
+from functools import cache
+
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -13,28 +15,34 @@ from esper.leyline.actions import ALPHA_SPEEDS, ALPHA_TARGETS, STYLES, TEMPOS, C
 from esper.leyline.lifecycle import TRANSITIONS, Gate, Stage, Transition, Voice
 from esper.leyline.state import NO_BLUEPRINT, SlotState, Vitals
 
-EMPTY = SlotState(
-    stage=torch.tensor(Stage.DORMANT),
-    age=torch.tensor(0),
-    seed_age=torch.tensor(0),
-    births=torch.tensor(0),
-    blueprint=torch.tensor(NO_BLUEPRINT),
-    graft=torch.tensor(0),
-    alpha=torch.tensor(0.0),
-    alpha_start=torch.tensor(0.0),
-    alpha_target=torch.tensor(0.0),
-    ramp=torch.tensor(Curve.LINEAR),
-    curve=torch.tensor(Curve.LINEAR),
-    ramp_epochs=torch.tensor(0),
-    ramp_elapsed=torch.tensor(0),
-)
+EMPTY: dict[str, int | float] = {
+    "stage": int(Stage.DORMANT),
+    "age": 0,
+    "seed_age": 0,
+    "births": 0,
+    "blueprint": NO_BLUEPRINT,
+    "graft": 0,
+    "alpha": 0.0,
+    "alpha_start": 0.0,
+    "alpha_target": 0.0,
+    "ramp": int(Curve.LINEAR),
+    "curve": int(Curve.LINEAR),
+    "ramp_epochs": 0,
+    "ramp_elapsed": 0,
+}
 """A slot that nothing has ever happened to."""
 KEPT = ("stage", "age", "births")
 """What a slot keeps of a seed that is gone."""
 
 
-def empty_slots(hosts: int, slots: int, device: torch.device | None = None) -> SlotState:
-    return SlotState(*(x.to(device).expand(hosts, slots).clone() for x in EMPTY))
+@cache
+def _table(values: tuple[int | float, ...], device: torch.device) -> Tensor:
+    """A small table on a device, copied there once."""
+    return torch.tensor(values, device=device)
+
+
+def empty_slots(num_hosts: int, num_slots: int, device: torch.device | None = None) -> SlotState:
+    return SlotState(**{name: torch.full((num_hosts, num_slots), v, device=device) for name, v in EMPTY.items()})
 
 
 def unmeasured(state: SlotState) -> Vitals:
@@ -48,8 +56,7 @@ def unmeasured(state: SlotState) -> Vitals:
 
 def has_voice(stage: Int[Tensor, "*N"], *voices: Voice) -> Bool[Tensor, "*N"]:
     """Whether a stage is one of these voices."""
-    table = torch.tensor([s.voice in voices for s in Stage], device=stage.device)
-    return table[stage]
+    return _table(tuple(s.voice in voices for s in Stage), stage.device)[stage]
 
 
 def incubating(state: SlotState) -> Bool[Tensor, "N S"]:
@@ -89,9 +96,8 @@ def legal(state: SlotState, vitals: Vitals, config: LifecycleConfig) -> Bool[Ten
 
 def refused(action: Int[Tensor, "N H"], allowed: Bool[Tensor, "N O S"], sizes: tuple[int, ...]) -> Bool[Tensor, " N"]:
     """The actions that will not be carried out: an op or slot that is not legal, or a choice that does not exist."""
-    listens = torch.tensor([[head in op.heads for head in Head] for op in Op], device=action.device)
-    limit = torch.tensor(sizes, device=action.device)
-    exists = (action >= 0) & (action < limit)
+    listens = _table(tuple(head in op.heads for op in Op for head in Head), action.device).view(len(Op), len(Head))
+    exists = (action >= 0) & (action < _table(sizes, action.device))
     known_op = exists[:, Head.OP]
     op = action[:, Head.OP].where(known_op, Op.WAIT)
     slot = action[:, Head.SLOT].where(exists[:, Head.SLOT], 0)
@@ -102,16 +108,14 @@ def refused(action: Int[Tensor, "N H"], allowed: Bool[Tensor, "N O S"], sizes: t
 
 def _lookup(values: dict[str, float] | dict[str, int], action: Tensor, head: Head) -> Tensor:
     """The value behind each host's choice, shaped to spread over slots."""
-    table = torch.tensor(list(values.values()), device=action.device)
+    table = _table(tuple(values.values()), action.device)
     return table[action[:, head].clamp(0, len(table) - 1)][:, None]
 
 
 def _fill(state: SlotState, where: Tensor, **values: Tensor | int | float) -> SlotState:
     """The state with some fields replaced in some slots."""
     fields = {
-        name: torch.where(where, torch.as_tensor(value, device=where.device), getattr(state, name)).to(
-            getattr(state, name).dtype
-        )
+        name: torch.where(where, value, getattr(state, name)).to(getattr(state, name).dtype)
         for name, value in values.items()
     }
     return state._replace(**fields)
@@ -132,7 +136,7 @@ def apply(
     for row in TRANSITIONS:
         if row.op is not None:
             here = acts(row.op) & (state.stage == row.source)
-            moved = _fill(moved, here, stage=row.target, age=0)
+            moved = _fill(moved, here, stage=int(row.target), age=0)
     return _plant(_retarget(moved, action, acts(Op.SET_ALPHA_TARGET), acts(Op.PRUNE)), action, acts(Op.GERMINATE)), no
 
 
@@ -153,7 +157,7 @@ def _plant(state: SlotState, action: Tensor, here: Tensor) -> SlotState:
         alpha_start=0.0,
         alpha_target=_lookup(ALPHA_TARGETS, action, Head.ALPHA_TARGET),
         ramp=_style(action, "ramp"),
-        curve=Curve.LINEAR,
+        curve=int(Curve.LINEAR),
         ramp_epochs=_lookup(TEMPOS, action, Head.TEMPO),
         ramp_elapsed=0,
     )
@@ -171,16 +175,16 @@ def _retarget(state: SlotState, action: Tensor, retargeted: Tensor, pruned: Tens
     )
     target = _lookup(ALPHA_TARGETS, action, Head.ALPHA_TARGET)
     state = _fill(state, retargeted, alpha_target=target, ramp=_style(action, "ramp"))
-    return _fill(state, pruned, alpha_target=0.0, ramp=Curve.LINEAR)
+    return _fill(state, pruned, alpha_target=0.0, ramp=int(Curve.LINEAR))
 
 
 def tick(state: SlotState, vitals: Vitals, config: LifecycleConfig) -> SlotState:
     """An epoch begins: what is due happens, one transition a slot; then alpha moves and all are an epoch older."""
     moved = state
-    for row in TRANSITIONS:
-        moved = _fill(moved, _due(row, state, vitals, config), stage=row.target, age=0)
+    for row in filter(lambda row: row.automatic, TRANSITIONS):
+        moved = _fill(moved, _due(row, state, vitals, config), stage=int(row.target), age=0)
     gone = has_voice(moved.stage, Voice.EMPTY)
-    moved = _fill(moved, gone, **{k: v for k, v in EMPTY._asdict().items() if k not in KEPT})
+    moved = _fill(moved, gone, **{k: v for k, v in EMPTY.items() if k not in KEPT})
     return _age(_ramp(moved))
 
 
@@ -198,13 +202,15 @@ def _age(state: SlotState) -> SlotState:
 
 def problems(state: SlotState, sizes: tuple[int, ...]) -> list[str]:
     """What is impossible about a state; nothing, whatever was done to reach it."""
+    if bool(((state.stage < 0) | (state.stage >= len(Stage))).any()):
+        return ["a stage does not exist"]
     empty = has_voice(state.stage, Voice.EMPTY)
     silent = has_voice(state.stage, Voice.EMPTY, Voice.MUTE, Voice.INCUBATING)
     steady = has_voice(state.stage, Voice.STEADY)
-    traces = [(x != getattr(EMPTY, name)) & empty for name, x in state._asdict().items() if name not in KEPT]
+    traces = [(x != EMPTY[name]) & empty for name, x in state._asdict().items() if name not in KEPT]
     checks = {
         "an empty slot has a blueprint, or a seed has none": empty != (state.blueprint == NO_BLUEPRINT),
-        "a blueprint does not exist": state.blueprint >= sizes[Head.BLUEPRINT],
+        "a blueprint does not exist": (state.blueprint < -1) | (state.blueprint >= sizes[Head.BLUEPRINT]),
         "an empty slot remembers its last seed": torch.stack(traces).any(0),
         "alpha is outside 0 to 1": ~((state.alpha >= 0) & (state.alpha <= 1)),
         "a silent seed speaks": silent & (state.alpha != 0),

@@ -29,8 +29,18 @@ class Seed(nn.Module):
 
 def build_seed(slot: SlotSpec, blueprint_name: str, graft: Graft, rng_key: Int[Tensor, ""] | None = None) -> Seed:
     """A newborn seed, with the weights that its key stands for. The global random state is left alone."""
-    with isolated(0):
-        seed = Seed(slot, blueprint_name, graft)
+    body = f"blueprint {blueprint_name!r} in slot {slot.name!r} of shape {slot.shape}"
+    x = torch.zeros(2, *slot.shape)
+    try:
+        with isolated(0), torch.no_grad():
+            seed = Seed(slot, blueprint_name, graft)
+            shape = seed.f(x).shape
+    except EsperError:
+        raise
+    except Exception as error:
+        raise EsperError(f"{body} fails: {error}") from error
+    if shape != x.shape:
+        raise EsperError(f"{body} changes the stream's shape to {tuple(shape[1:])}")
     if rng_key is not None:
         load_newborn(seed, lambda: Seed(slot, blueprint_name, graft), rng_key)
     return seed

@@ -91,7 +91,7 @@ FIXED_CHOICES: dict[Head, tuple[str, ...]] = {
     Head.TEMPO: tuple(TEMPOS),
     Head.ALPHA_TARGET: tuple(ALPHA_TARGETS),
     Head.ALPHA_SPEED: tuple(ALPHA_SPEEDS),
-    Head.ALPHA_CURVE: tuple(curve.name for curve in Curve),
+    Head.ALPHA_CURVE: tuple(curve.name.lower() for curve in Curve),
 }
 """The choices of the heads that do not depend on the host."""
 PLAIN_CHOICE = {Head.ALPHA_TARGET: "1.0"}
@@ -137,6 +137,7 @@ class ActionSpace:
     @staticmethod
     def _index(head: Head, names: tuple[str, ...], choice: object) -> int:
         name = choice.name if isinstance(choice, Enum) else str(choice)
+        name = name.lower() if isinstance(choice, Curve) else name
         if name not in names:
             raise unknown(f"choice of head {head.name.lower()}", name, names)
         return names.index(name)

@@ -10,6 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from esper.leyline.errors import EsperError
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -32,17 +34,25 @@ def _at_least_fp32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def _same_shape(prediction: Tensor, target: Tensor) -> None:
+    if prediction.shape != target.shape:
+        raise EsperError(f"targets of shape {tuple(target.shape)} do not fit predictions for {tuple(prediction.shape)}")
+
+
 def cross_entropy(prediction: Tensor, target: Tensor) -> Float[Tensor, " B"]:
     """Cross entropy over the last axis, averaged over positions if there are any."""
+    _same_shape(prediction[..., 0], target)
     losses = -functional.log_softmax(_at_least_fp32(prediction), -1).gather(-1, target[..., None])
     return losses.flatten(1).mean(1)
 
 
 def correct(prediction: Tensor, target: Tensor) -> Float[Tensor, " B"]:
+    _same_shape(prediction[..., 0], target)
     return _at_least_fp32(prediction.argmax(-1) == target)
 
 
 def squared_error(prediction: Tensor, target: Tensor) -> Float[Tensor, " B"]:
+    _same_shape(prediction, target)
     return (_at_least_fp32(prediction) - target).square().flatten(1).mean(1)
 
 

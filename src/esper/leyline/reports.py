@@ -31,4 +31,6 @@ class EpochReport:
     parameters: int
     growth: float
     """Parameters of all seeds, silent ones too, over those of the bare host."""
+    flops: int
+    """Floating-point operations of the epoch: training, incubation, and measuring, counterfactuals included."""
     slots: tuple[SlotReport, ...]

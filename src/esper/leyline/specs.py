@@ -1,10 +1,8 @@
 """What things are: frozen descriptions of hosts, slots, blueprints and tasks."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from esper.leyline.errors import EsperError, unknown
 from esper.leyline.objectives import Objective
@@ -45,20 +43,13 @@ class HostSpec:
     """Channels after each segment; there is one slot behind each."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "inputs", tuple(self.inputs))
-        object.__setattr__(self, "widths", tuple(self.widths))
         for name, sizes in (("inputs", self.inputs), ("widths", self.widths)):
-            if not sizes or min(sizes) < 1:
-                raise EsperError(f"{name} must be one or more positive numbers, not {list(sizes)}")
+            if not isinstance(sizes, tuple | list) or not sizes or min(sizes) < 1:
+                raise EsperError(f"{name} must be one or more positive numbers, not {sizes}")
         if self.outputs < 1:
             raise EsperError(f"outputs must be at least 1, not {self.outputs}")
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "HostSpec":
-        return cls(values["kind"], values["inputs"], values["outputs"], values["widths"])
+        object.__setattr__(self, "inputs", tuple(self.inputs))
+        object.__setattr__(self, "widths", tuple(self.widths))
 
 
 @dataclass(frozen=True)
@@ -73,10 +64,6 @@ class SlotSpec:
     @property
     def channels(self) -> int:
         return self.shape[-1]
-
-    @property
-    def positions(self) -> int:
-        return math.prod(self.shape[:-1])
 
 
 @dataclass(frozen=True)

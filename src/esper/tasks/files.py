@@ -3,9 +3,9 @@
 import gzip
 import json
 import math
+import zlib
 from collections.abc import Callable
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from esper.leyline.errors import FileError
 from esper.leyline.objectives import CLASSIFICATION, LANGUAGE
 from esper.leyline.specs import TaskSpec
 from esper.leyline.state import Split
-from esper.tasks.data import TaskData, divide, num_classes, shuffled, standardized
+from esper.tasks.data import TaskData, divide, num_classes, read_npz, shuffled, standardized
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 FORMS = (
@@ -36,6 +36,8 @@ def images(path: str | Path = "", name: str = "images") -> TaskData:
         held, pool = divide(pool, len(x) // 6)
     else:
         held = Split(*(torch.from_numpy(np.ascontiguousarray(part)) for part in test))
+        if held.x.shape[1:] != x.shape[1:] or num_classes(held.y) > num_classes(y):
+            raise FileError(f"{path}: the test images have another shape, or classes that are not in training")
     validation, train_split = divide(pool, len(pool.x) // 8)
     xs = standardized(train_split.x / 255, validation.x / 255, held.x / 255)
     spec = TaskSpec(name, tuple(x.shape[1:]), num_classes(y), CLASSIFICATION)
@@ -52,6 +54,8 @@ def text(path: str | Path = "", context: int = 64, name: str = "text") -> TaskDa
     alphabet = sorted(set(content))
     codes = {character: code for code, character in enumerate(alphabet)}
     stream = torch.tensor([codes[character] for character in content])
+    if context < 1 or len(alphabet) < 2:
+        raise FileError(f"{file}: context ({context}) must be positive, and the text hold two characters or more")
     windows = (len(stream) - 1) // context
     if windows < 10:
         raise FileError(f"{file} is too short: context {context} needs at least {10 * context + 1} characters")
@@ -90,17 +94,15 @@ def _as_images(path: Path, x: np.ndarray, y: np.ndarray) -> Arrays:
     """Images and labels in the one form, or an error."""
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
         raise FileError(f"{path}: images must be uint8, (B, H, W) or (B, H, W, C), not {x.dtype} {x.shape}")
-    if len(x) != y.size or not np.issubdtype(y.dtype, np.integer):
-        raise FileError(f"{path}: {len(x)} images need as many integer labels, not {y.dtype} {y.shape}")
+    if not x.size:
+        raise FileError(f"{path}: there are no images in {x.shape}")
+    if len(x) != y.size or not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
+        raise FileError(f"{path}: {len(x)} images need as many labels from 0 up, not {y.dtype} {y.shape}")
     return x.reshape(*x.shape[:3], -1), y.reshape(-1).astype(np.int64)
 
 
 def _read_npz(path: Path) -> tuple[Arrays, Arrays | None]:
-    try:
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, BadZipFile, AttributeError) as error:
-        raise FileError(f"{path} is not a plain .npz file: {error}") from None
+    arrays = read_npz(path)
     if not {"x_train", "y_train"} <= arrays.keys():
         raise FileError(f"{path} must hold x_train and y_train (and may hold x_test, y_test), not {', '.join(arrays)}")
     train = _as_images(path, arrays["x_train"], arrays["y_train"])
@@ -123,7 +125,7 @@ def _idx_array(path: Path) -> np.ndarray:
     """An array in the idx format: two zeros, the type (8: uint8), the number of axes, their lengths, the data."""
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise FileError(f"{path} is damaged: {error}") from None
     if len(raw) < 4 or raw[:3] != b"\0\0\x08":
         raise FileError(f"{path} is not an idx file of bytes")
@@ -143,12 +145,17 @@ def _read_strips(folder: Path) -> tuple[Arrays, Arrays | None]:
 def _strip_set(folder: Path, belongs: Callable[[str], bool]) -> Arrays:
     """PNG strips in order of name, one square image per row, and the .json list of their labels."""
     strips = [file for file in sorted(folder.glob("*.png")) if belongs(file.name)]
+    if not strips:
+        raise FileError(f"{folder} has no strips to train on, only test ones")
     labels = [file for file in sorted(folder.glob("*.json")) if belongs(file.name) and "label" in _spelt(file.name)]
     if len(labels) != 1:
         raise FileError(
             f"{folder} needs one .json list of labels beside {', '.join(f.name for f in strips)}, and has {len(labels)}"
         )
-    rows = np.concatenate([_pixels(strip) for strip in strips])  # B width C
+    pieces = [_pixels(strip) for strip in strips]
+    if len({piece.shape[1:] for piece in pieces}) > 1:
+        raise FileError(f"{folder}: the strips {', '.join(f.name for f in strips)} differ in width or colours")
+    rows = np.concatenate(pieces)  # B width C
     side = round(rows.shape[1] ** 0.5)
     if side * side != rows.shape[1]:
         raise FileError(f"{strips[0]}: a row of {rows.shape[1]} pixels is not a square image")
@@ -165,7 +172,7 @@ def _spelt(name: str) -> str:
 
 
 def _classes(folder: Path) -> list[str]:
-    classes = sorted(child.name for child in folder.iterdir() if child.is_dir())
+    classes = sorted(child.name for child in folder.iterdir() if child.is_dir() and child.name[0] != ".")
     if len(classes) < 2:
         raise FileError(f"{folder} is none of: {FORMS}")
     return classes
@@ -192,7 +199,6 @@ def _pixels(path: Path) -> np.ndarray:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise FileError("reading pictures needs the package pillow: pip install 'esper[data]'") from None
-    Image.MAX_IMAGE_PIXELS = None
     try:
         with Image.open(path) as picture:
             return np.asarray(picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB"))

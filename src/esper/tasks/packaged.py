@@ -7,17 +7,16 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, FileError
 from esper.leyline.objectives import CLASSIFICATION
 from esper.leyline.rng import isolated
 from esper.leyline.specs import TaskSpec
 from esper.leyline.state import Split
-from esper.tasks.data import TaskData, divide, shuffled, standardized
+from esper.tasks.data import TaskData, divide, read_npz, shuffled, standardized
 
 MNIST1D_SHA256 = "c23c4d3e5f1acb9443f78f9165c64ff8877ce49a1d77bc2d6650a424201b5157"
 """Of the standard dataset, rounded to six decimals, which hides the last bits in which processors differ."""
@@ -80,9 +79,8 @@ def _generated() -> dict[str, np.ndarray]:
 def _cached(path: Path) -> dict[str, np.ndarray] | None:
     """The arrays of the cache, if it is there and whole."""
     try:
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in ("x", "y")}
-    except (OSError, ValueError, KeyError, EOFError, AttributeError, BadZipFile):
+        arrays = read_npz(path)
+    except FileError:
         return None
     return arrays if sha256(arrays) == MNIST1D_SHA256 else None
 

@@ -56,7 +56,8 @@ def _builder(name: str) -> Builder:
 def _build(name: str, options: dict[str, object]) -> TaskData:
     build = _builder(name)
     known = inspect.signature(build).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
     for option in options:
-        if option not in known:
+        if option not in known and not takes_any:
             raise unknown(f"option of task {name!r}", option, known)
     return build(**options)

@@ -23,6 +23,7 @@ class TrainConfig:
     clip: float = 1.0
     """Largest gradient norm, for the host's own parameters and for each seed's."""
     batch_size: int = 64
+    """Examples per step; what does not fill a batch is left out of that epoch's shuffle."""
 
     def __post_init__(self) -> None:
         if self.optimizer not in get_args(OptimizerName):
@@ -33,5 +34,5 @@ class TrainConfig:
         for name, value in (("momentum", self.momentum), ("weight_decay", self.weight_decay)):
             if not value >= 0:
                 raise EsperError(f"{name} must not be negative, not {value}")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise EsperError(f"betas must lie between 0 and 1, not {self.betas}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise EsperError(f"betas must be two numbers from 0 to below 1, not {self.betas}")

@@ -1,5 +1,6 @@
 """Training files: a model file and what the next step also needs: optimiser, slots' lives, random counters."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -7,15 +8,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from esper.kasmina.files import Tensors, match, read, regrow, topology, write
+from esper.kasmina.files import Tensors, fits, match, parsing, read, regrow, topology, write
 from esper.kasmina.hosts import build_host
 from esper.kasmina.lifecycle import problems
 from esper.leyline.errors import FileError
 from esper.leyline.state import SlotState, Vitals
 from esper.tolaria.reference import Reference
-from esper.tolaria.surgery import TRUNK, add_group, make_optimizer
+from esper.tolaria.surgery import add_group, make_optimizer
 
 TRAINING_FORMAT = "esper.training"
+MOMENTS = {torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"), torch.optim.SGD: ("momentum_buffer",)}
 
 
 def save_training(path: str | Path, trainer: Reference) -> None:
@@ -24,36 +26,41 @@ def save_training(path: str | Path, trainer: Reference) -> None:
     tensors |= {f"state/{name}": tensor for name, tensor in trainer.state._asdict().items()}
     tensors |= {f"vitals/{name}": tensor for name, tensor in trainer.vitals._asdict().items()}
     tensors |= optimizer_tensors(trainer.optimizer)
-    description = topology(trainer.host) | {
-        "space": {"slots": trainer.space.slots, "blueprints": trainer.space.blueprints},
-        "optimizer": [
-            {name: value for name, value in group.items() if name != "params"}
-            for group in trainer.optimizer.param_groups
-        ],
-        "rng_seed": trainer.rng_seed,
-        "epoch": trainer.epoch,
-    }
+    description = topology(trainer.host) | settings(trainer)
+    description |= {"blueprints": trainer.space.blueprints, "rng_seed": trainer.rng_seed, "epoch": trainer.epoch}
     write(path, TRAINING_FORMAT, tensors, description)
+
+
+def settings(trainer: Reference) -> dict[str, Any]:
+    """What a trainer must have in common with the one that wrote a file."""
+    return {
+        "task": trainer.task.spec.name,
+        "dtype": str(trainer.dtype),
+        "config": asdict(trainer.config),
+        "lifecycle": asdict(trainer.lifecycle),
+    }
 
 
 def load_training(path: str | Path, trainer: Reference) -> None:
     """Make a trainer what the saved one was. A file that does not fit raises and changes nothing."""
     tensors, description = read(path, TRAINING_FORMAT)
-    host = regrow(path, lambda: build_host(trainer.spec), _under("host/", tensors), description)
-    optimizer = make_optimizer(host.segments.parameters(), trainer.config)
-    for index, slot in enumerate(host.slot_specs):
-        if host.slot(index).seed is not None:
-            add_group(optimizer, slot.name, host.slot(index).parameters())
-    fill_optimizer(path, optimizer, tensors, description["optimizer"])
-    state, vitals = _under("state/", tensors), _under("vitals/", tensors)
-    match(path, trainer.state._asdict() | trainer.vitals._asdict(), state | vitals)
-    blueprints = description["space"]["blueprints"]
-    state["blueprint"] = _reindexed(state["blueprint"], blueprints, trainer.space.blueprints)
-    if wrong := problems(SlotState(**state), trainer.space.sizes):
-        raise FileError(f"{path} is damaged: {wrong[0]}")
+    with parsing(path):
+        fits(path, settings(trainer), description)
+        host = regrow(path, lambda: build_host(trainer.spec).to(trainer.dtype), _under("host/", tensors), description)
+        optimizer = make_optimizer(host.segments.parameters(), trainer.config)
+        for s, slot in enumerate(host.slot_specs):
+            if host.slot(s).seed is not None:
+                add_group(optimizer, slot.name, host.slot(s).parameters())
+        fill_optimizer(path, optimizer, tensors)
+        state, vitals = _under("state/", tensors), _under("vitals/", tensors)
+        match(path, trainer.state._asdict() | trainer.vitals._asdict(), state | vitals)
+        state["blueprint"] = _reindexed(state["blueprint"], description["blueprints"], trainer.space.blueprints)
+        if wrong := problems(SlotState(**state), trainer.space.sizes):
+            raise FileError(f"{path} is damaged: {wrong[0]}")
+        rng_seed, epoch = int(description["rng_seed"]), int(description["epoch"])
     trainer.host, trainer.optimizer = host, optimizer
     trainer.state, trainer.vitals = SlotState(**state), Vitals(**vitals)
-    trainer.rng_seed, trainer.epoch = description["rng_seed"], description["epoch"]
+    trainer.rng_seed, trainer.epoch = rng_seed, epoch
 
 
 def optimizer_tensors(optimizer: Optimizer) -> Tensors:
@@ -66,20 +73,21 @@ def optimizer_tensors(optimizer: Optimizer) -> Tensors:
     }
 
 
-def fill_optimizer(path: str | Path, optimizer: Optimizer, tensors: Tensors, groups: list[dict[str, Any]]) -> None:
-    """Give a fresh optimiser the hyperparameters, moments and step counts of a saved one."""
-    saved = {group["name"]: group for group in groups}
-    names = [group["name"] for group in optimizer.param_groups]
-    if saved.keys() != set(names) or names[0] != TRUNK:
-        raise FileError(f"{path} is damaged: it has optimiser groups {list(saved)} for {names}")
+def fill_optimizer(path: str | Path, optimizer: Optimizer, tensors: Tensors) -> None:
+    """Give a fresh optimiser the moments and step counts of a saved one, all of them or none for each parameter."""
+    saved = {name for name in tensors if name.startswith("optimizer/")}
     for group in optimizer.param_groups:
-        group.update(saved[group["name"]])
         for index, parameter in enumerate(group["params"]):
-            state = _under(f"optimizer/{group['name']}/{index}/", tensors)
-            if any(t.ndim and t.shape != parameter.shape for t in state.values()):
-                raise FileError(f"{path} is damaged: the moments of {group['name']} have another shape")
+            prefix = f"optimizer/{group['name']}/{index}/"
+            state = _under(prefix, tensors)
+            shapes = {name: torch.Size() if name == "step" else parameter.shape for name in MOMENTS[type(optimizer)]}
+            if state and {name: t.shape for name, t in state.items()} != shapes:
+                raise FileError(f"{path} is damaged: the optimiser's state of {prefix[10:-1]} is not whole")
             if state:
                 optimizer.state[parameter] = dict(state)
+            saved -= {prefix + name for name in state}
+    if saved:
+        raise FileError(f"{path} is damaged: it has optimiser state for nothing, {min(saved)}")
 
 
 def _under(prefix: str, tensors: Tensors) -> Tensors:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.cost import BACKWARD, host_flops, seed_flops
 from esper.kasmina.gates import LifecycleConfig
 from esper.kasmina.host import num_parameters
 from esper.kasmina.hosts import build_host
@@ -17,7 +18,7 @@ from esper.leyline.lifecycle import Stage
 from esper.leyline.reports import EpochReport, SlotReport
 from esper.leyline.rng import Purpose, key, permutation
 from esper.leyline.specs import HostSpec
-from esper.leyline.state import NO_BLUEPRINT, Task, Vitals
+from esper.leyline.state import NO_BLUEPRINT, SlotState, Split, Task, Vitals
 from esper.tolaria.config import TrainConfig
 from esper.tolaria.surgery import TRUNK, add_group, make_optimizer, remove_group
 
@@ -50,9 +51,12 @@ class Reference:
             )
         if len(task.train.x) < config.batch_size:
             raise EsperError(f"batch_size ({config.batch_size}) exceeds the {len(task.train.x)} training examples")
-        self.spec, self.task, self.config, self.lifecycle = spec, task, config, lifecycle
-        self.rng_seed, self.epoch = rng_seed, 0
-        self.host = build_host(spec, rng_seed).to(dtype)
+        if not len(task.validation.x):
+            raise EsperError(f"task {task.spec.name!r} has no validation data to measure contributions on")
+        self.spec, self.config, self.lifecycle, self.dtype = spec, config, lifecycle, dtype
+        self.task = task._replace(train=_cast(task.train, dtype), validation=_cast(task.validation, dtype))
+        self.rng_seed, self.epoch = int(rng_seed), 0
+        self.host = build_host(spec, self.rng_seed).to(dtype)
         self.space = self.host.space
         self.optimizer = make_optimizer(self.host.parameters(), config)
         self.state = empty_slots(1, len(self.host.slots))
@@ -60,13 +64,13 @@ class Reference:
 
     def decide(self, action: Sequence[int]) -> EpochReport:
         """Carry out one action (`self.space.action(...)`) and live through the epoch that follows."""
-        is_refused = self.act(action)
+        no = self.act(action)
         self.begin_epoch()
         train_loss, norms = self.train_epoch()
         evaluation = self.evaluate()
         self.vitals = self.examine(train_loss, norms, evaluation)
         self.epoch += 1
-        return self.report(Op(action[Head.OP]), is_refused, train_loss, evaluation)
+        return self.report(action, no, train_loss, evaluation)
 
     def legal(self) -> Tensor:
         """Which op may be used on which slot now, (O, S)."""
@@ -74,29 +78,31 @@ class Reference:
 
     def act(self, action: Sequence[int]) -> bool:
         """Carry out one action; True if it was refused and nothing changed."""
+        if len(action) != len(Head):
+            raise EsperError(f"an action has {len(Head)} choices, one for each head, not {len(action)}")
         allowed = legal(self.state, self.vitals, self.lifecycle)
-        self.state, no = apply(self.state, torch.tensor([action]), allowed, self.space.sizes)
-        self.tend()
+        state, no = apply(self.state, torch.tensor([action]), allowed, self.space.sizes)
+        self.tend(state)
         return bool(no)
 
     def begin_epoch(self) -> None:
-        self.state = tick(self.state, self.vitals, self.lifecycle)
-        self.tend()
+        self.tend(tick(self.state, self.vitals, self.lifecycle))
 
-    def tend(self) -> None:
-        """Make modules and optimiser groups follow the state: plant newborns, uproot the pruned, set alpha."""
+    def tend(self, state: SlotState) -> None:
+        """Take on a state, modules and optimiser groups included: plant newborns, uproot the pruned, set alpha."""
         for s, spec in enumerate(self.host.slot_specs):
-            slot, blueprint = self.host.slot(s), int(self.state.blueprint[0, s])
+            slot, blueprint = self.host.slot(s), int(state.blueprint[0, s])
             if slot.seed is None and blueprint != NO_BLUEPRINT:
-                birth = key(self.rng_seed, Purpose.SEED_WEIGHTS, s, self.state.births[0, s])
-                graft = Graft(int(self.state.graft[0, s]))
-                seed = build_seed(spec, self.space.blueprints[blueprint], graft, birth)
-                slot.plant(seed.to(next(self.host.parameters()).dtype))
+                birth = key(self.rng_seed, Purpose.SEED_WEIGHTS, s, state.births[0, s])
+                graft = Graft(int(state.graft[0, s]))
+                slot.plant(build_seed(spec, self.space.blueprints[blueprint], graft, birth).to(self.dtype))
                 add_group(self.optimizer, spec.name, slot.parameters())
+                self.vitals.healthy[0, s] = all_finite(slot)
             elif slot.seed is not None and blueprint == NO_BLUEPRINT:
                 slot.uproot()
                 remove_group(self.optimizer, spec.name)
-            slot.alpha.copy_(self.state.alpha[0, s])
+            slot.alpha.copy_(state.alpha[0, s])
+        self.state = state
 
     def train_epoch(self) -> tuple[float, dict[str, float]]:
         """One pass over the training data. Returns the mean loss and each optimiser group's mean gradient norm."""
@@ -162,7 +168,21 @@ class Reference:
                 vitals.contribution[0, s] = heard.score - now.score
         return vitals
 
-    def report(self, op: Op, is_refused: bool, train_loss: float, evaluation: Evaluation) -> EpochReport:
+    def flops(self) -> int:
+        """What this epoch cost. A silent seed's side row is a whole row: the host, all who speak, and the seed."""
+        seeds = {
+            s: seed_flops(spec, seed.blueprint, seed.graft)
+            for s, spec in enumerate(self.host.slot_specs)
+            if (seed := self.host.slot(s).seed) is not None
+        }
+        heard = host_flops(self.spec) + sum(cost for s, cost in seeds.items() if speaking(self.state)[0, s])
+        side = sum(heard + cost for s, cost in seeds.items() if incubating(self.state)[0, s])
+        without = sum(heard - cost if speaking(self.state)[0, s] else heard + cost for s, cost in seeds.items())
+        trained = len(self.task.train.x) // self.config.batch_size * self.config.batch_size
+        return (1 + BACKWARD) * trained * (heard + side) + len(self.task.validation.x) * (heard + without)
+
+    def report(self, action: Sequence[int], no: bool, train_loss: float, evaluation: Evaluation) -> EpochReport:
+        op = action[Head.OP]
         slots = []
         for s, spec in enumerate(self.host.slot_specs):
             seed = self.host.slot(s).seed
@@ -177,16 +197,22 @@ class Reference:
             )
         return EpochReport(
             epoch=self.epoch - 1,
-            op=op.name,
-            refused=is_refused,
+            op=Op(op).name if 0 <= op < len(Op) else str(op),
+            refused=no,
             train_loss=train_loss,
             validation_loss=evaluation.loss,
             metric=evaluation.metric,
             score=evaluation.score,
             parameters=num_parameters(self.host),
             growth=self.host.growth,
+            flops=self.flops(),
             slots=tuple(slots),
         )
+
+
+def _cast(split: Split, dtype: torch.dtype) -> Split:
+    """The examples, and targets that are not classes, in the host's precision."""
+    return Split(*(part.to(dtype) if part.is_floating_point() else part for part in split))
 
 
 def all_finite(module: nn.Module) -> bool:

@@ -10,10 +10,10 @@ from esper.leyline.errors import EsperError
 from esper.leyline.specs import SlotSpec, Stream
 
 EXAMPLES = {
-    Stream.VECTOR: (16,),
-    Stream.SIGNAL: (12, 8),
-    Stream.IMAGE: (6, 6, 8),
-    Stream.TOKENS: (6, 16),
+    Stream.VECTOR: ((16,), (6,)),
+    Stream.SIGNAL: ((12, 8), (1, 6)),
+    Stream.IMAGE: ((6, 6, 8), (1, 1, 6)),
+    Stream.TOKENS: ((6, 16), (4, 6)),
 }
 ALIVE = 1e-6
 """A parameter is alive if its gradient exceeds this share of the largest in its seed."""
@@ -21,7 +21,12 @@ ALIVE = 1e-6
 
 def probe(name: str, build: Callable[[SlotSpec], nn.Module], stream: Stream) -> None:
     """Raise, with the reason, if seeds of this blueprint could not be planted, stacked or trained."""
-    slot = SlotSpec("probe", stream, EXAMPLES[stream])
+    for shape in EXAMPLES[stream]:
+        _probe(name, build, SlotSpec("probe", stream, shape))
+
+
+def _probe(name: str, build: Callable[[SlotSpec], nn.Module], slot: SlotSpec) -> None:
+    stream = slot.stream
 
     def check(passed: bool, reason: str) -> None:
         if not passed:
@@ -33,6 +38,11 @@ def probe(name: str, build: Callable[[SlotSpec], nn.Module], stream: Stream) -> 
         raise EsperError(f"blueprint {name!r} cannot be built for a slot of shape {slot.shape}: {error}") from error
     check(all(isinstance(seed, nn.Module) for seed in seeds), "build(slot) must return a torch.nn.Module")
     check(any(True for _ in seeds[0].parameters()), "it has no parameters to train")
+    frozen = [n for n, p in seeds[0].named_parameters() if not p.requires_grad]
+    check(not frozen, f"{', '.join(frozen)} cannot be trained; make it a buffer")
+    buffers = zip(seeds[0].named_buffers(), seeds[1].buffers(), strict=True)
+    drawn = [n for (n, a), b in buffers if not torch.equal(a, b)]
+    check(not drawn, f"{', '.join(drawn)} differs from one seed to the next; only parameters may be random")
     seeds = [seed.double() for seed in seeds]
     x = torch.randn(3, *slot.shape, dtype=torch.float64)
     try:
@@ -43,6 +53,7 @@ def probe(name: str, build: Callable[[SlotSpec], nn.Module], stream: Stream) -> 
         isinstance(out, Tensor) and out.shape == x.shape,
         f"it must keep the stream's shape {tuple(x.shape)}, and returns {tuple(getattr(out, 'shape', ()))}",
     )
+    check(bool(out.isfinite().all()), "its output is not finite")
     dead = dead_parameters(train(seeds[0], x))
     train(seeds[1], x)
     check(
@@ -51,19 +62,19 @@ def probe(name: str, build: Callable[[SlotSpec], nn.Module], stream: Stream) -> 
     )
     check(not dead, f"no gradient reaches {', '.join(dead)} (is a zero layer or a norm in the way?)")
     check(stream is not Stream.TOKENS or is_causal(seeds[0], x), "a position sees later ones")
-    check_stackable(seeds, x, check)
+    trouble = stacking_trouble(seeds, x)
+    check(trouble is None, f"stacked with torch.func.vmap it {trouble}")
 
 
-def check_stackable(seeds: list[nn.Module], x: Tensor, check: Callable[[bool, str], None]) -> None:
+def stacking_trouble(seeds: list[nn.Module], x: Tensor) -> str | None:
     """Stacked under vmap, seeds must compute what they compute alone."""
     params, buffers = stack_module_state(seeds)
     try:
         stacked = vmap(lambda p, b: functional_call(seeds[0], (p, b), (x,)))(params, buffers)
     except Exception as error:
-        check(False, f"it cannot be stacked with torch.func.vmap: {error}")
-        return
+        return f"fails: {error}"
     alone = torch.stack([seed(x) for seed in seeds])
-    check(torch.allclose(stacked, alone), "stacked with torch.func.vmap it computes something else")
+    return None if torch.allclose(stacked, alone) else "computes something else"
 
 
 def train(seed: nn.Module, x: Tensor, steps: int = 3) -> list[dict[str, float]]:

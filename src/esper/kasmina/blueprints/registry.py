@@ -58,6 +58,8 @@ def register_blueprint(
     zero. It is tried out first, and refused with the reason if it could not live in a slot.
     """
     streams = [Stream.named(s) for s in ([stream] if isinstance(stream, str) else stream)]
+    if not streams:
+        raise EsperError(f"stream must name at least one stream for blueprint {name!r}")
     for s in streams:
         if name in _catalogue[s]:
             raise EsperError(f"a blueprint named {name!r} for {s} streams exists already; choose another name")
