@@ -4,7 +4,7 @@ import torch
 
 from esper.kasmina.blueprints import blueprint_names
 from esper.kasmina.hosts import host_kind, host_kinds
-from esper.leyline.actions import STYLES, Graft
+from esper.leyline.actions import STYLES, Graft, Head, Op
 from esper.leyline.objectives import CLASSIFICATION, LANGUAGE
 from esper.leyline.specs import HostSpec, Stream, TaskSpec
 from esper.leyline.state import Split, Task
@@ -66,3 +66,12 @@ def bits(x: torch.Tensor) -> torch.Tensor:
 
 def same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(bits(a[k]), bits(b[k])) for k in a)
+
+
+def random_legal(allowed: torch.Tensor, sizes: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """A legal op and slot for every host, WAIT less often than the rest, and any choice of the other heads."""
+    weight = allowed.double() * torch.tensor([0.3] + [1.0] * (len(Op) - 1)).double()[:, None]
+    picked = torch.multinomial(weight.flatten(1), 1, generator=generator)[:, 0]
+    actions = (torch.rand(len(allowed), len(sizes), generator=generator) * torch.tensor(sizes)).long()
+    actions[:, Head.OP], actions[:, Head.SLOT] = picked // allowed.shape[2], picked % allowed.shape[2]
+    return actions

@@ -14,6 +14,7 @@ from esper.leyline.actions import STYLES, ActionSpace, Curve, Graft, Head, Op
 from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import LIVING, TRANSITIONS, Stage, Voice
 from esper.leyline.state import SlotState, Vitals
+from toys import random_legal
 
 SPACE = ActionSpace(("s0", "s1", "s2"), ("norm", "mlp", "conv"))
 CONFIGS = {
@@ -34,10 +35,7 @@ def random_actions(hosts: int, generator: torch.Generator, allowed: torch.Tensor
     """Anything at all, out of range too; half of the hosts draw from the legal ops and slots."""
     high = torch.tensor(SPACE.sizes) + 1
     action = (torch.rand(hosts, len(Head), generator=generator) * (high + 1)).long() - 1
-    inside = (torch.rand(hosts, len(Head), generator=generator) * torch.tensor(SPACE.sizes)).long()
-    weight = allowed.double() * torch.tensor([0.3] + [1.0] * (len(Op) - 1)).double()[:, None]
-    picked = torch.multinomial(weight.flatten(1), 1, generator=generator)[:, 0]
-    inside[:, Head.OP], inside[:, Head.SLOT] = picked // allowed.shape[2], picked % allowed.shape[2]
+    inside = random_legal(allowed, SPACE.sizes, generator)
     action = torch.where((torch.arange(hosts) % 2 == 0)[:, None], inside, action)
     return action
 

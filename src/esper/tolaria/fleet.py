@@ -1,0 +1,306 @@
+"""N hosts of one spec, trained as one program: their parameters stacked, their seeds in buckets of one kind."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.func import vmap
+
+from esper.kasmina.gates import LifecycleConfig
+from esper.kasmina.hosts import build_host
+from esper.kasmina.lifecycle import apply, empty_slots, incubating, legal, tick, unmeasured
+from esper.kasmina.slots import Seed, build_seed
+from esper.leyline.actions import Graft
+from esper.leyline.errors import EsperError
+from esper.leyline.rng import Purpose, key, permutation
+from esper.leyline.specs import HostSpec, SlotSpec
+from esper.leyline.state import NO_BLUEPRINT, SlotState, Task, Vitals
+from esper.tolaria.config import TrainConfig
+from esper.tolaria.plan import BucketPlan, Kind, Padding, Plan, Seeds, exact, make_plan
+from esper.tolaria.stack import Params, Stack, clipped, run, step
+
+Norms = dict[Kind | None, Float[Tensor, " R"]]
+"""Mean gradient norms of the rows of each bucket, and under None those of the trunk."""
+
+
+class Measured(NamedTuple):
+    """What an epoch's measuring says of every host."""
+
+    loss: Float[Tensor, " N"]
+    metric: Float[Tensor, " N"]
+    score: Float[Tensor, " N"]
+    contribution: Float[Tensor, "N S"]
+
+
+class Bucket:
+    """The seeds of one kind: a stack, and the host of each row, -1 for a free one."""
+
+    def __init__(self, kind: Kind, slot: SlotSpec, device: torch.device, dtype: torch.dtype) -> None:
+        build_seed(slot, kind.blueprint, kind.graft)  # raises if this seed cannot live in this slot
+        self.stack = Stack(lambda: Seed(slot, kind.blueprint, kind.graft), 0, device, dtype)
+        self.hosts = np.zeros(0, dtype=np.int64)
+
+    def release(self, staying: np.ndarray) -> None:
+        """Free the rows of hosts that are not `staying`, (N,)."""
+        leaving = (self.hosts >= 0) & ~staying[self.hosts]
+        self.hosts[leaving] = -1
+        self.stack.clear(torch.from_numpy(np.flatnonzero(leaving)).to(self.stack.flat.device))
+
+    def admit(self, hosts: np.ndarray, keys: Int[Tensor, " R"], padding: Padding) -> None:
+        """Give newborns a row, making room first if there is none."""
+        self.fit(padding(int((self.hosts >= 0).sum()) + len(hosts)))
+        rows = np.flatnonzero(self.hosts < 0)[: len(hosts)]
+        self.hosts[rows] = hosts
+        self.stack.bear(torch.from_numpy(rows).to(keys.device), keys)
+
+    def fit(self, size: int) -> None:
+        """Hold `size` rows if that is more than now, or less than a quarter; the living move to the front."""
+        if len(self.hosts) // 4 < size <= len(self.hosts):
+            return
+        living = np.flatnonzero(self.hosts >= 0)
+        self.stack.resize(torch.from_numpy(living).to(self.stack.flat.device), size)
+        self.hosts = np.concatenate([self.hosts[living], np.full(size - len(living), -1)])
+
+
+class Fleet:
+    """Hosts that differ in their weights, their data order and their seeds, and share everything else."""
+
+    def __init__(
+        self,
+        spec: HostSpec,
+        task: Task,
+        rng_seeds: Iterable[int],
+        config: TrainConfig = TrainConfig(),
+        *,
+        lifecycle: LifecycleConfig = LifecycleConfig(),
+        device: torch.device = torch.device("cpu"),
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if (spec.inputs, spec.outputs) != (task.spec.inputs, task.spec.outputs):
+            raise EsperError(
+                f"hosts take {spec.inputs} to {spec.outputs},"
+                f" but task {task.spec.name!r} {task.spec.inputs} to {task.spec.outputs}"
+            )
+        if len(task.train.x) < config.batch_size:
+            raise EsperError(f"batch_size ({config.batch_size}) exceeds the {len(task.train.x)} training examples")
+        self.spec, self.config, self.lifecycle = spec, config, lifecycle
+        self.device, self.dtype, self.padding = device, dtype, exact
+        self.objective, self.num_outputs = task.spec.objective, task.spec.outputs
+        self.train_data, self.validation_data = (
+            tuple(x.to(device, dtype) if x.is_floating_point() else x.to(device) for x in split)
+            for split in (task.train, task.validation)
+        )
+        self.rng_seeds = torch.tensor(list(rng_seeds), device=device)
+        template = build_host(spec)
+        self.slots, self.space = template.slot_specs, template.space
+        self.trunk = Stack(lambda: build_host(spec), len(self.rng_seeds), device, dtype)
+        self.buckets: dict[Kind, Bucket] = {}
+        self.epoch = torch.zeros_like(self.rng_seeds)
+        self.state = empty_slots(len(self.rng_seeds), len(self.slots), device)
+        self.vitals = unmeasured(self.state)
+        self.everyone = torch.ones_like(self.vitals.sane)
+        self.reset(self.everyone)
+
+    @property
+    def num_hosts(self) -> int:
+        return len(self.rng_seeds)
+
+    def reset(self, fresh: Bool[Tensor, " N"], rng_seeds: Int[Tensor, " N"] | None = None) -> None:
+        """Put fresh hosts in some places: new weights, empty slots, the first epoch."""
+        if rng_seeds is not None:
+            self.rng_seeds = torch.where(fresh, rng_seeds, self.rng_seeds)
+        rows = fresh.nonzero()[:, 0]
+        self.trunk.bear(rows, key(self.rng_seeds[rows], Purpose.HOST_WEIGHTS))
+        empty = empty_slots(self.num_hosts, len(self.slots), self.device)
+        self.epoch = torch.where(fresh, 0, self.epoch)
+        unknown = unmeasured(empty)
+        self.vitals = Vitals(*(_where(fresh, new, old) for new, old in zip(unknown, self.vitals, strict=True)))
+        self.tend(SlotState(*(_where(fresh, new, old) for new, old in zip(empty, self.state, strict=True))), fresh)
+
+    def legal(self) -> Bool[Tensor, "N O S"]:
+        return legal(self.state, self.vitals, self.lifecycle)
+
+    def decide(self, actions: Int[Tensor, "N H"]) -> tuple[Bool[Tensor, " N"], Float[Tensor, " N"], Measured]:
+        """One decision of every host and the epoch that follows. Returns who was refused, and what was measured."""
+        state, refused = apply(self.state, actions, self.legal(), self.space.sizes)
+        self.tend(state)
+        self.tend(tick(self.state, self.vitals, self.lifecycle))
+        train_loss, norms = self.train_epoch()
+        measured = self.evaluate()
+        self.vitals = self.examine(train_loss, norms, measured)
+        self.epoch = self.epoch + 1
+        return refused, train_loss, measured
+
+    def tend(self, state: SlotState, fresh: Bool[Tensor, " N"] | None = None) -> None:
+        """Take on a state: newborns get a row in their bucket, the gone lose theirs. `fresh` hosts keep nothing."""
+        now, graft, births = (x.cpu().numpy() for x in (state.blueprint, state.graft, state.births))
+        renewed = np.zeros(len(now), bool) if fresh is None else fresh.cpu().numpy()
+        for kind, bucket in self.buckets.items():
+            same = (now[:, kind.slot] == self.space.blueprints.index(kind.blueprint)) & ~renewed
+            bucket.release(same & (graft[:, kind.slot] == kind.graft))
+        kinds = np.unique(np.stack([np.indices(now.shape)[1], now, graft], -1)[now != NO_BLUEPRINT], axis=0)
+        for s, b, g in kinds.tolist():
+            kind = Kind(s, self.space.blueprints[b], Graft(g))
+            if kind not in self.buckets:
+                self.buckets[kind] = Bucket(kind, self.slots[s], self.device, self.dtype)
+            bucket = self.buckets[kind]
+            newborns = np.setdiff1d(np.flatnonzero((now[:, s] == b) & (graft[:, s] == g)), bucket.hosts)
+            if len(newborns):
+                hosts = torch.from_numpy(newborns).to(self.device)
+                birth = torch.from_numpy(births[newborns, s]).to(self.device)
+                bucket.admit(newborns, key(self.rng_seeds[hosts], Purpose.SEED_WEIGHTS, s, birth), self.padding)
+        self.buckets = {kind: bucket for kind, bucket in self.buckets.items() if (bucket.hosts >= 0).any()}
+        self.state = state
+
+    def plan(self, measuring: bool) -> Plan:
+        alpha, target = (x.cpu().numpy() for x in (self.state.alpha, self.state.alpha_target))
+        silent = incubating(self.state).cpu().numpy()
+
+        def seeds(kind: Kind, hosts: np.ndarray) -> Seeds:
+            living, at = hosts >= 0, (hosts, kind.slot)
+            zero = alpha.dtype.type(0)
+            return Seeds(
+                hosts, np.where(living, alpha[at], zero), np.where(living, target[at], zero), living & silent[at]
+            )
+
+        found = {kind: seeds(kind, bucket.hosts) for kind, bucket in self.buckets.items()}
+        return make_plan(found, len(self.slots), measuring, self.padding, self.device)
+
+    def train_epoch(self) -> tuple[Float[Tensor, " N"], Norms]:
+        """One pass over the training data for every host. Returns mean losses and mean gradient norms."""
+        x, y = self.train_data
+        size = self.config.batch_size
+        order = permutation(key(self.rng_seeds, Purpose.SHUFFLE, self.epoch), len(x))
+        num_steps = len(x) // size
+        plan = self.plan(measuring=False)
+        total = torch.zeros(self.num_hosts, device=self.device, dtype=torch.float64)
+        norms: Norms = {name: torch.zeros(len(stack), device=self.device) for name, stack in self.stacks.items()}
+        active = {b.kind: b.learns for buckets in plan.slots for b in buckets} | {None: self.everyone}
+        for i in range(num_steps):
+            batch = order[:, i * size : (i + 1) * size]
+            total += self.train_step(x[batch], y[batch], plan, active, norms)
+        return total / num_steps, {name: norm / num_steps for name, norm in norms.items()}
+
+    @property
+    def stacks(self) -> dict[Kind | None, Stack]:
+        return {None: self.trunk} | {kind: bucket.stack for kind, bucket in self.buckets.items()}
+
+    def train_step(
+        self, x: Tensor, y: Tensor, plan: Plan, active: dict[Kind | None, Tensor], norms: Norms
+    ) -> Float[Tensor, " N"]:
+        """One batch of every host: gradients, clipping and step, row by row. Adds to `norms`."""
+        flats = {name: stack.flat.detach().requires_grad_() for name, stack in self.stacks.items()}
+        out, beside = self.forward(flats, x, plan)
+        losses = vmap(self.objective.loss)(out, y).mean(1)
+        total = losses.sum()
+        if beside is not None:
+            side = vmap(self.objective.loss)(beside, y[plan.beside.rows]).mean(1)
+            total = total + side.where(plan.beside.real, 0.0).sum()
+        gradients = torch.autograd.grad(total, list(flats.values()), allow_unused=True, materialize_grads=True)
+        for (name, stack), gradient in zip(self.stacks.items(), gradients, strict=True):
+            gradient, norm = clipped(gradient, self.config.clip)
+            norms[name] += norm
+            rate = torch.full((len(stack),), self.config.lr, device=self.device, dtype=torch.float64)
+            step(stack, gradient, active[name], rate, self.config)
+        return losses.detach()
+
+    def forward(self, flats: dict[Kind | None, Tensor], x: Tensor, plan: Plan) -> tuple[Tensor, Tensor | None]:
+        """What all hosts answer, (N, B, ...), and what the rows beside them do.
+
+        A row beside starts where its seed sits, from a copy of the host's stream that no gradient leaves, with the
+        seed switched over: on if it is silent, off if it speaks. All other weights it meets are fixed.
+        """
+        trunk = self.trunk.layout.views(flats[None])
+        fixed = {name: p.detach() for name, p in trunk.items()}
+        segments = self.trunk.template.segments
+        assert isinstance(segments, nn.ModuleList)
+        beside: Tensor | None = None
+        for s, segment in enumerate(segments):
+            prefix = f"segments.{s}."
+            x = run(segment, _under(prefix, trunk), x)
+            if beside is not None:
+                rows = plan.beside.rows[: len(beside)]
+                beside = run(segment, {n: p[rows] for n, p in _under(prefix, fixed).items()}, beside)
+            if s < len(plan.slots) and plan.slots[s]:
+                x, beside = self.graft(flats, x, beside, plan.slots[s])
+        return x, beside
+
+    def graft(
+        self, flats: dict[Kind | None, Tensor], x: Tensor, beside: Tensor | None, buckets: Sequence[BucketPlan]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Let the seeds of one slot speak, echo them in the rows beside, and start new ones."""
+        deltas, starts = [], []
+        for b in buckets:
+            stack = self.buckets[b.kind].stack
+            params = stack.layout.views(flats[b.kind])
+            stream = x.index_select(0, b.hosts)
+            if not b.all_speak:
+                stream = _where(b.speaks, stream, stream.detach())
+            delta = run(stack.template, params, stream)
+            deltas.append(_where(b.speaks, _spread(b.alpha, delta) * delta, -0.0))
+            if len(b.echo_seeds):
+                assert beside is not None
+                fixed = {name: p.detach()[b.echo_seeds] for name, p in params.items()}
+                echo = run(stack.template, fixed, beside[b.echoes.rows])
+                echo = _where(b.echoes.real, _spread(b.alpha[b.echo_seeds], echo) * echo, -0.0)
+                beside = beside.index_add(0, b.echoes.rows, echo)
+            if len(b.spawns.rows):
+                seeds = b.spawns.rows
+                off = stream[seeds].detach()
+                on = off + _spread(b.target[seeds], off) * delta[seeds]
+                starts.append(_where(b.speaks[seeds], off, on))
+        x = x.index_add(0, torch.cat([b.hosts for b in buckets]), torch.cat(deltas).to(x.dtype))
+        rows = [row for row in (beside, *starts) if row is not None]
+        return x, torch.cat(rows) if rows else None
+
+    @torch.no_grad()
+    def evaluate(self) -> Measured:
+        """Every host on the validation data, and what each seed contributes, from extra rows of the same pass."""
+        x, y = self.validation_data
+        plan = self.plan(measuring=True)
+        flats = {name: stack.flat for name, stack in self.stacks.items()}
+        out, beside = self.forward(flats, x.expand(self.num_hosts, *x.shape), plan)
+        loss, metric, score = self.judge(out, y)
+        contribution = torch.full_like(self.state.alpha, torch.nan, dtype=score.dtype)
+        if beside is not None:
+            switched = self.judge(beside, y)[2] - score[plan.beside.rows]
+            worth = torch.where(plan.beside_speaks, -switched, switched)
+            real = plan.beside.real
+            contribution[plan.beside.rows[real], plan.beside_slot[real]] = worth[real]
+        return Measured(loss, metric, score, contribution)
+
+    def judge(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        targets = y.expand(len(out), *y.shape)
+        loss = vmap(self.objective.loss)(out, targets).mean(1)
+        metric = vmap(self.objective.metric)(out, targets).mean(1)
+        return loss, metric, self.objective.score(metric, self.num_outputs)
+
+    def examine(self, train_loss: Tensor, norms: Norms, measured: Measured) -> Vitals:
+        """Who is sane, which seeds are healthy, and what they are worth."""
+        sane = train_loss.isfinite() & measured.loss.isfinite() & norms[None].isfinite()
+        sane &= self.trunk.flat.isfinite().all(1)
+        healthy = torch.ones_like(self.vitals.healthy)
+        learning = incubating(self.state) | (self.state.alpha > 0)
+        for kind, bucket in self.buckets.items():
+            rows = torch.from_numpy(np.flatnonzero(bucket.hosts >= 0)).to(self.device)
+            hosts = torch.from_numpy(bucket.hosts[bucket.hosts >= 0]).to(self.device)
+            norm = norms[kind][rows]
+            moving = ~learning[hosts, kind.slot] | ((norm > 0) & norm.isfinite())
+            healthy[hosts, kind.slot] = bucket.stack.flat[rows].isfinite().all(1) & moving
+        return Vitals(sane, healthy, measured.contribution)
+
+
+def _spread(row: Tensor, like: Tensor) -> Tensor:
+    """One number per row, in the dtype of a stream and shaped to multiply it."""
+    return row.to(like.dtype).view(-1, *[1] * (like.ndim - 1))
+
+
+def _where(rows: Bool[Tensor, " R"], yes: Tensor, no: Tensor | float) -> Tensor:
+    return torch.where(rows.view(-1, *[1] * (yes.ndim - 1)), yes, no)
+
+
+def _under(prefix: str, params: Params) -> Params:
+    return {name.removeprefix(prefix): p for name, p in params.items() if name.startswith(prefix)}

@@ -1,0 +1,124 @@
+"""Many copies of one module as one flat tensor: a row holds all parameters of a copy, another tensor its moments.
+
+Birth, death, snapshot and rollback are then row operations, and an optimiser step is a handful of kernels.
+"""
+
+from collections.abc import Callable
+from itertools import accumulate
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from esper.kasmina.birth import newborn
+from esper.leyline.rng import isolated
+from esper.tolaria.config import TrainConfig
+
+ALIGNMENT = 16
+"""Every parameter starts at a multiple of this many elements, so that no row's arithmetic depends on where it lies."""
+EPS = 1e-8
+CLIP_EPS = 1e-6
+
+Params = dict[str, Tensor]
+
+
+class Layout:
+    """Where each parameter of a module lies in a flat row."""
+
+    def __init__(self, template: nn.Module) -> None:
+        shapes = {name: p.shape for name, p in template.named_parameters()}
+        self.shapes = shapes
+        self.sizes = [-(-shape.numel() // ALIGNMENT) * ALIGNMENT for shape in shapes.values()]
+        self.offsets = [0, *accumulate(self.sizes)]
+        self.width = self.offsets[-1]
+        self.num_parameters = sum(shape.numel() for shape in shapes.values())
+
+    def views(self, flat: Float[Tensor, "R P"]) -> Params:
+        """The parameters of all rows, stacked, without a copy."""
+        pieces = flat.split(self.sizes, dim=1)
+        return {
+            name: piece[:, : shape.numel()].unflatten(1, shape)
+            for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
+        }
+
+    def flatten(self, params: Params) -> Float[Tensor, "R P"]:
+        rows = len(next(iter(params.values())))
+        flat = next(iter(params.values())).new_zeros(rows, self.width)
+        for name, view in self.views(flat).items():
+            view.copy_(params[name])
+        return flat
+
+
+class Stack:
+    """Rows of one module, their moments and their step counts."""
+
+    def __init__(self, build: Callable[[], nn.Module], rows: int, device: torch.device, dtype: torch.dtype) -> None:
+        with isolated(0):
+            self.template = build().to(device, dtype)
+        self.build = build
+        self.layout = Layout(self.template)
+        self.flat = torch.zeros(rows, self.layout.width, device=device, dtype=dtype)
+        self.first = torch.zeros_like(self.flat)
+        self.second = torch.zeros_like(self.flat)
+        self.steps = torch.zeros(rows, device=device, dtype=torch.float64)
+
+    def __len__(self) -> int:
+        return len(self.flat)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything a row consists of."""
+        return {"flat": self.flat, "first": self.first, "second": self.second, "steps": self.steps}
+
+    def bear(self, rows: Int[Tensor, " R"], keys: Int[Tensor, " R"]) -> None:
+        """Fill rows with newborns: the weights their keys stand for, no moments, no steps."""
+        self.clear(rows)
+        self.flat[rows] = self.layout.flatten(newborn(self.build, keys)).to(self.flat)
+
+    def clear(self, rows: Int[Tensor, " R"]) -> None:
+        for tensor in self.tensors.values():
+            tensor[rows] = 0
+
+    def resize(self, keep: Int[Tensor, " R"], rows: int) -> None:
+        """Move some rows to the front of a stack of another height."""
+        for name, tensor in self.tensors.items():
+            moved = tensor.new_zeros(rows, *tensor.shape[1:])
+            moved[: len(keep)] = tensor[keep]
+            setattr(self, name, moved)
+
+
+def run(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+    """One module's rows on their own inputs, (R, B, ...) to (R, B, ...)."""
+    return vmap(lambda p, x: functional_call(module, p, (x,)))(params, x)
+
+
+def clipped(grad: Float[Tensor, "R P"], limit: float) -> tuple[Float[Tensor, "R P"], Float[Tensor, " R"]]:
+    """Gradients no longer than `limit`, row by row, and how long they were."""
+    norm = grad.square().sum(1).sqrt()
+    return grad * (limit / (norm + CLIP_EPS)).clamp(max=1)[:, None], norm
+
+
+@torch.no_grad()
+def step(
+    stack: Stack, grad: Float[Tensor, "R P"], active: Bool[Tensor, " R"], lr: Float[Tensor, " R"], config: TrainConfig
+) -> None:
+    """One optimiser step of the active rows, each with its own step count; the others keep every bit."""
+    rows = active[:, None]
+    steps = stack.steps + active
+    rate = lr.to(grad.dtype)[:, None]
+    if config.optimizer == "sgd":
+        grad = grad + config.weight_decay * stack.flat
+        first, second = stack.first * config.momentum + grad, stack.second
+        moved = stack.flat - rate * first
+    else:
+        beta1, beta2 = config.betas
+        first = torch.lerp(stack.first, grad, 1 - beta1)
+        second = stack.second * beta2 + (1 - beta2) * grad.square()
+        correction1 = (1 - beta1**steps).to(grad.dtype)[:, None]
+        correction2 = (1 - beta2**steps).to(grad.dtype).sqrt()[:, None]
+        decayed = stack.flat * (1 - rate * config.weight_decay)
+        moved = decayed - rate / correction1 * first / (second.sqrt() / correction2 + EPS)
+    for old, new in ((stack.flat, moved), (stack.first, first), (stack.second, second)):
+        old.copy_(torch.where(rows, new, old))
+    stack.steps.copy_(steps)
