@@ -127,6 +127,6 @@ def test_newborns_start_at_zero_whatever_the_age_of_their_bucket():
     fleet.decide(torch.tensor([plant, wait, wait]))
     fleet.decide(torch.tensor([wait, wait, plant]))
     (bucket,) = fleet.buckets.values()
-    steps = {int(host): int(bucket.stack.steps[row]) for row, host in enumerate(bucket.hosts) if host >= 0}
+    steps = {int(host): int(bucket.stack.tensors["steps"][row]) for row, host in enumerate(bucket.hosts) if host >= 0}
     assert steps == {0: 4, 2: 2}
-    assert fleet.trunk.steps.tolist() == [4, 4, 4]
+    assert fleet.trunk.tensors["steps"].tolist() == [4, 4, 4]

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from esper.kasmina.kernels import normalize
+
 
 class Layer(nn.Module):
     """A module whose random parameters are uniform in ±bound."""
@@ -35,7 +37,12 @@ class Linear(Layer):
         self.bias = self.draw("bias", (outputs,), bound) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias)
+        return _linear(x, self.weight, self.bias)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear map of the last axis. With all other axes flattened, a stack of hosts is one batched matmul."""
+    return functional.linear(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
 
 
 class Conv(Layer):
@@ -69,7 +76,7 @@ class Conv(Layer):
             x = x.unfold(axis, k, self.stride)
         if not self.depthwise:
             patches = x.flatten(-1 - len(self.kernel))  # B *space in*kernel
-            return functional.linear(patches, self.weight.flatten(1), self.bias)
+            return _linear(patches, self.weight.flatten(1), self.bias)
         x = (x.flatten(-len(self.kernel)) * self.weight.flatten(1)).sum(-1)
         return x if self.bias is None else x + self.bias
 
@@ -91,11 +98,7 @@ class Norm(Layer):
         if not self.space:
             return functional.layer_norm(x, x.shape[-1:], self.weight, self.bias)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        grouped = wide.unflatten(-1, (self.groups, -1))  # B *space G C/G
-        axes = [*range(1, x.ndim - 1), x.ndim]
-        variance, mean = torch.var_mean(grouped, axes, keepdim=True, correction=0)
-        normal = ((grouped - mean) * torch.rsqrt(variance + 1e-5)).flatten(-2)
-        return (normal * self.weight + self.bias).to(x.dtype)
+        return torch.addcmul(self.bias, normalize(wide, self.groups), self.weight).to(x.dtype)
 
 
 class Embedding(Layer):

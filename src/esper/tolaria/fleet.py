@@ -1,13 +1,14 @@
 """N hosts of one spec, trained as one program: their parameters stacked, their seeds in buckets of one kind."""
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.utils._pytree import tree_map
 
 from esper.kasmina.gates import LifecycleConfig
 from esper.kasmina.hosts import build_host
@@ -18,8 +19,9 @@ from esper.leyline.errors import EsperError
 from esper.leyline.rng import Purpose, key, permutation
 from esper.leyline.specs import HostSpec, SlotSpec
 from esper.leyline.state import NO_BLUEPRINT, SlotState, Task, Vitals
+from esper.tolaria.capture import Program, Programs
 from esper.tolaria.config import TrainConfig
-from esper.tolaria.plan import BucketPlan, Kind, Padding, Plan, Seeds, exact, make_plan
+from esper.tolaria.plan import BucketPlan, Kind, Padding, Plan, Seeds, exact, make_plan, power_of_two
 from esper.tolaria.stack import Params, Stack, clipped, run, step
 
 Norms = dict[Kind | None, Float[Tensor, " R"]]
@@ -38,9 +40,9 @@ class Measured(NamedTuple):
 class Bucket:
     """The seeds of one kind: a stack, and the host of each row, -1 for a free one."""
 
-    def __init__(self, kind: Kind, slot: SlotSpec, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, kind: Kind, slot: SlotSpec, device: torch.device, dtype: torch.dtype, room: int) -> None:
         build_seed(slot, kind.blueprint, kind.graft)  # raises if this seed cannot live in this slot
-        self.stack = Stack(lambda: Seed(slot, kind.blueprint, kind.graft), 0, device, dtype)
+        self.stack = Stack(lambda: Seed(slot, kind.blueprint, kind.graft), 0, device, dtype, room)
         self.hosts = np.zeros(0, dtype=np.int64)
 
     def release(self, staying: np.ndarray) -> None:
@@ -78,6 +80,8 @@ class Fleet:
         lifecycle: LifecycleConfig = LifecycleConfig(),
         device: torch.device = torch.device("cpu"),
         dtype: torch.dtype = torch.float32,
+        compute: torch.dtype | None = None,
+        graphs: bool = True,
     ) -> None:
         if (spec.inputs, spec.outputs) != (task.spec.inputs, task.spec.outputs):
             raise EsperError(
@@ -87,10 +91,12 @@ class Fleet:
         if len(task.train.x) < config.batch_size:
             raise EsperError(f"batch_size ({config.batch_size}) exceeds the {len(task.train.x)} training examples")
         self.spec, self.config, self.lifecycle = spec, config, lifecycle
-        self.device, self.dtype, self.padding = device, dtype, exact
+        self.device, self.dtype, self.compute = device, dtype, compute or dtype
+        self.programs = Programs() if graphs and device.type == "cuda" else None
+        self.padding = power_of_two if self.programs else exact
         self.objective, self.num_outputs = task.spec.objective, task.spec.outputs
         self.train_data, self.validation_data = (
-            tuple(x.to(device, dtype) if x.is_floating_point() else x.to(device) for x in split)
+            tuple(x.to(device, self.compute) if x.is_floating_point() else x.to(device) for x in split)
             for split in (task.train, task.validation)
         )
         self.rng_seeds = torch.tensor(list(rng_seeds), device=device)
@@ -98,6 +104,9 @@ class Fleet:
         self.slots, self.space = template.slot_specs, template.space
         self.trunk = Stack(lambda: build_host(spec), len(self.rng_seeds), device, dtype)
         self.buckets: dict[Kind, Bucket] = {}
+        """The kinds that live now..."""
+        self.known: dict[Kind, Bucket] = {}
+        """...and those that ever did: recorded programs refer to their memory."""
         self.epoch = torch.zeros_like(self.rng_seeds)
         self.state = empty_slots(len(self.rng_seeds), len(self.slots), device)
         self.vitals = unmeasured(self.state)
@@ -144,9 +153,10 @@ class Fleet:
         kinds = np.unique(np.stack([np.indices(now.shape)[1], now, graft], -1)[now != NO_BLUEPRINT], axis=0)
         for s, b, g in kinds.tolist():
             kind = Kind(s, self.space.blueprints[b], Graft(g))
-            if kind not in self.buckets:
-                self.buckets[kind] = Bucket(kind, self.slots[s], self.device, self.dtype)
-            bucket = self.buckets[kind]
+            if kind not in self.known:
+                room = power_of_two(self.num_hosts) if self.programs else 0
+                self.known[kind] = Bucket(kind, self.slots[s], self.device, self.dtype, room)
+            bucket = self.buckets[kind] = self.known[kind]
             newborns = np.setdiff1d(np.flatnonzero((now[:, s] == b) & (graft[:, s] == g)), bucket.hosts)
             if len(newborns):
                 hosts = torch.from_numpy(newborns).to(self.device)
@@ -171,41 +181,65 @@ class Fleet:
 
     def train_epoch(self) -> tuple[Float[Tensor, " N"], Norms]:
         """One pass over the training data for every host. Returns mean losses and mean gradient norms."""
-        x, y = self.train_data
-        size = self.config.batch_size
-        order = permutation(key(self.rng_seeds, Purpose.SHUFFLE, self.epoch), len(x))
-        num_steps = len(x) // size
-        plan = self.plan(measuring=False)
-        total = torch.zeros(self.num_hosts, device=self.device, dtype=torch.float64)
+        plan, count = self.plan(measuring=False), torch.zeros((), dtype=torch.int64, device=self.device)
+        order = permutation(key(self.rng_seeds, Purpose.SHUFFLE, self.epoch), len(self.train_data[0]))
+        losses = torch.zeros(self.num_hosts, device=self.device, dtype=torch.float64)
         norms: Norms = {name: torch.zeros(len(stack), device=self.device) for name, stack in self.stacks.items()}
-        active = {b.kind: b.learns for buckets in plan.slots for b in buckets} | {None: self.everyone}
-        for i in range(num_steps):
-            batch = order[:, i * size : (i + 1) * size]
-            total += self.train_step(x[batch], y[batch], plan, active, norms)
-        return total / num_steps, {name: norm / num_steps for name, norm in norms.items()}
+        num_steps = len(order[0]) // self.config.batch_size
+        inputs = (plan, order, count, losses, list(norms.values()))
+        program = self.recorded("train", self.train_step, inputs)
+        if program is None:
+            for _ in range(num_steps):
+                self.train_step(*inputs)
+        else:
+            program(inputs)
+            for _ in range(num_steps - 1):
+                program.graph.replay()
+            losses, sums = program.outputs
+            norms = dict(zip(norms, sums, strict=True))
+        return losses / num_steps, {name: norm / num_steps for name, norm in norms.items()}
+
+    def recorded(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Program | None:
+        """A captured program for these inputs, if this fleet captures any."""
+        if self.programs is None:
+            return None
+
+        def warm_up() -> None:
+            before = [(t, t.clone()) for stack in self.stacks.values() for t in stack.tensors.values()]
+            function(*tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, inputs))
+            for tensor, value in before:
+                tensor.copy_(value)
+
+        return self.programs.find(name, function, inputs, warm_up)
 
     @property
     def stacks(self) -> dict[Kind | None, Stack]:
         return {None: self.trunk} | {kind: bucket.stack for kind, bucket in self.buckets.items()}
 
     def train_step(
-        self, x: Tensor, y: Tensor, plan: Plan, active: dict[Kind | None, Tensor], norms: Norms
-    ) -> Float[Tensor, " N"]:
-        """One batch of every host: gradients, clipping and step, row by row. Adds to `norms`."""
+        self, plan: Plan, order: Tensor, count: Tensor, losses: Tensor, norms: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The next batch of every host: gradients, clipping and step, row by row. Adds to what it is given."""
+        size = self.config.batch_size
+        batch = order.index_select(1, count * size + torch.arange(size, device=self.device))
+        x, y = (part[batch] for part in self.train_data)
         flats = {name: stack.flat.detach().requires_grad_() for name, stack in self.stacks.items()}
         out, beside = self.forward(flats, x, plan)
-        losses = vmap(self.objective.loss)(out, y).mean(1)
-        total = losses.sum()
+        loss = vmap(self.objective.loss)(out, y).mean(1)
+        total = loss.sum()
         if beside is not None:
             side = vmap(self.objective.loss)(beside, y[plan.beside.rows]).mean(1)
             total = total + side.where(plan.beside.real, 0.0).sum()
         gradients = torch.autograd.grad(total, list(flats.values()), allow_unused=True, materialize_grads=True)
-        for (name, stack), gradient in zip(self.stacks.items(), gradients, strict=True):
-            gradient, norm = clipped(gradient, self.config.clip)
-            norms[name] += norm
+        active = {b.kind: b.learns for buckets in plan.slots for b in buckets} | {None: self.everyone}
+        for (name, stack), gradient, norm in zip(self.stacks.items(), gradients, norms, strict=True):
+            gradient, length = clipped(gradient, self.config.clip)
+            norm += length
             rate = torch.full((len(stack),), self.config.lr, device=self.device, dtype=torch.float64)
             step(stack, gradient, active[name], rate, self.config)
-        return losses.detach()
+        losses += loss.detach()
+        count += 1
+        return losses, norms
 
     def forward(self, flats: dict[Kind | None, Tensor], x: Tensor, plan: Plan) -> tuple[Tensor, Tensor | None]:
         """What all hosts answer, (N, B, ...), and what the rows beside them do.
@@ -213,6 +247,7 @@ class Fleet:
         A row beside starts where its seed sits, from a copy of the host's stream that no gradient leaves, with the
         seed switched over: on if it is silent, off if it speaks. All other weights it meets are fixed.
         """
+        flats = {name: flat.to(self.compute) for name, flat in flats.items()}
         trunk = self.trunk.layout.views(flats[None])
         fixed = {name: p.detach() for name, p in trunk.items()}
         segments = self.trunk.template.segments
@@ -259,18 +294,25 @@ class Fleet:
     @torch.no_grad()
     def evaluate(self) -> Measured:
         """Every host on the validation data, and what each seed contributes, from extra rows of the same pass."""
+        inputs = (self.plan(measuring=True),)
+        program = self.recorded("measure", self.measure, inputs)
+        measured = self.measure(*inputs) if program is None else program(inputs)
+        return Measured(*(x.clone() for x in measured))
+
+    @torch.no_grad()
+    def measure(self, plan: Plan) -> Measured:
         x, y = self.validation_data
-        plan = self.plan(measuring=True)
         flats = {name: stack.flat for name, stack in self.stacks.items()}
         out, beside = self.forward(flats, x.expand(self.num_hosts, *x.shape), plan)
         loss, metric, score = self.judge(out, y)
-        contribution = torch.full_like(self.state.alpha, torch.nan, dtype=score.dtype)
+        # One more slot than there is takes what padding rows say.
+        contribution = score.new_full((self.num_hosts, len(self.slots) + 1), torch.nan)
         if beside is not None:
             switched = self.judge(beside, y)[2] - score[plan.beside.rows]
             worth = torch.where(plan.beside_speaks, -switched, switched)
-            real = plan.beside.real
-            contribution[plan.beside.rows[real], plan.beside_slot[real]] = worth[real]
-        return Measured(loss, metric, score, contribution)
+            at = torch.where(plan.beside.real, plan.beside_slot, len(self.slots))
+            contribution[plan.beside.rows, at] = worth
+        return Measured(loss, metric, score, contribution[:, :-1])
 
     def judge(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         targets = y.expand(len(out), *y.shape)

@@ -4,7 +4,6 @@ A plan is made on the CPU between two decisions. Counts are padded, so that one 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -32,8 +31,7 @@ class Rows(NamedTuple):
     real: Bool[Tensor, " M"]
 
 
-@dataclass(frozen=True)
-class BucketPlan:
+class BucketPlan(NamedTuple):
     """The seeds of one kind in this epoch."""
 
     kind: Kind

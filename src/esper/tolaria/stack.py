@@ -51,25 +51,36 @@ class Layout:
 
 
 class Stack:
-    """Rows of one module, their moments and their step counts."""
+    """Rows of one module, their moments and their step counts.
 
-    def __init__(self, build: Callable[[], nn.Module], rows: int, device: torch.device, dtype: torch.dtype) -> None:
+    The tensors may be taller than the stack, so that it can grow without moving: `room` is how tall from the start.
+    """
+
+    def __init__(
+        self, build: Callable[[], nn.Module], rows: int, device: torch.device, dtype: torch.dtype, room: int = 0
+    ) -> None:
         with isolated(0):
             self.template = build().to(device, dtype)
         self.build = build
         self.layout = Layout(self.template)
-        self.flat = torch.zeros(rows, self.layout.width, device=device, dtype=dtype)
-        self.first = torch.zeros_like(self.flat)
-        self.second = torch.zeros_like(self.flat)
-        self.steps = torch.zeros(rows, device=device, dtype=torch.float64)
+        self.rows = rows
+        self.whole = {
+            name: torch.zeros(max(rows, room), self.layout.width, device=device, dtype=dtype)
+            for name in ("flat", "first", "second")
+        }
+        self.whole["steps"] = torch.zeros(max(rows, room), device=device, dtype=torch.float64)
 
     def __len__(self) -> int:
-        return len(self.flat)
+        return self.rows
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Everything a row consists of."""
-        return {"flat": self.flat, "first": self.first, "second": self.second, "steps": self.steps}
+        """Everything a row consists of: parameters, moments, step counts."""
+        return {name: tensor[: self.rows] for name, tensor in self.whole.items()}
+
+    @property
+    def flat(self) -> Float[Tensor, "R P"]:
+        return self.whole["flat"][: self.rows]
 
     def bear(self, rows: Int[Tensor, " R"], keys: Int[Tensor, " R"]) -> None:
         """Fill rows with newborns: the weights their keys stand for, no moments, no steps."""
@@ -81,11 +92,14 @@ class Stack:
             tensor[rows] = 0
 
     def resize(self, keep: Int[Tensor, " R"], rows: int) -> None:
-        """Move some rows to the front of a stack of another height."""
-        for name, tensor in self.tensors.items():
-            moved = tensor.new_zeros(rows, *tensor.shape[1:])
-            moved[: len(keep)] = tensor[keep]
-            setattr(self, name, moved)
+        """Move some rows to the front of a stack of another height, in the same memory if there is room."""
+        for name, tensor in self.whole.items():
+            kept = tensor[keep]
+            target = tensor if rows <= len(tensor) else tensor.new_zeros(rows, *tensor.shape[1:])
+            target.zero_()
+            target[: len(keep)] = kept
+            self.whole[name] = target
+        self.rows = rows
 
 
 def run(module: nn.Module, params: Params, x: Tensor) -> Tensor:
@@ -104,21 +118,21 @@ def step(
     stack: Stack, grad: Float[Tensor, "R P"], active: Bool[Tensor, " R"], lr: Float[Tensor, " R"], config: TrainConfig
 ) -> None:
     """One optimiser step of the active rows, each with its own step count; the others keep every bit."""
-    rows = active[:, None]
-    steps = stack.steps + active
+    flat, first, second, steps = stack.tensors.values()
+    rows, taken = active[:, None], steps + active
     rate = lr.to(grad.dtype)[:, None]
     if config.optimizer == "sgd":
-        grad = grad + config.weight_decay * stack.flat
-        first, second = stack.first * config.momentum + grad, stack.second
-        moved = stack.flat - rate * first
+        grad = grad + config.weight_decay * flat
+        momentum, variance = first * config.momentum + grad, second
+        moved = flat - rate * momentum
     else:
         beta1, beta2 = config.betas
-        first = torch.lerp(stack.first, grad, 1 - beta1)
-        second = stack.second * beta2 + (1 - beta2) * grad.square()
-        correction1 = (1 - beta1**steps).to(grad.dtype)[:, None]
-        correction2 = (1 - beta2**steps).to(grad.dtype).sqrt()[:, None]
-        decayed = stack.flat * (1 - rate * config.weight_decay)
-        moved = decayed - rate / correction1 * first / (second.sqrt() / correction2 + EPS)
-    for old, new in ((stack.flat, moved), (stack.first, first), (stack.second, second)):
+        momentum = torch.lerp(first, grad, 1 - beta1)
+        variance = second * beta2 + (1 - beta2) * grad.square()
+        correction1 = (1 - beta1**taken).to(grad.dtype)[:, None]
+        correction2 = (1 - beta2**taken).to(grad.dtype).sqrt()[:, None]
+        decayed = flat * (1 - rate * config.weight_decay)
+        moved = decayed - rate / correction1 * momentum / (variance.sqrt() / correction2 + EPS)
+    for old, new in ((flat, moved), (first, momentum), (second, variance)):
         old.copy_(torch.where(rows, new, old))
-    stack.steps.copy_(steps)
+    steps.copy_(taken)

@@ -1,0 +1,82 @@
+"""Programs recorded once and replayed: CUDA graphs, one for each shape of a plan, the least used forgotten first."""
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+
+class Program:
+    """A function of tensors as a CUDA graph. It reads static copies of its inputs and returns static outputs."""
+
+    def __init__(self, function: Callable[..., Any], inputs: Any, pool: Any) -> None:
+        leaves, spec = tree_flatten(inputs)
+        self.static = [x.clone() if isinstance(x, Tensor) else x for x in leaves]
+        arguments = tree_unflatten(self.static, spec)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=pool):
+            self.outputs = function(*arguments)
+
+    def __call__(self, inputs: Any) -> Any:
+        for static, x in zip(self.static, tree_flatten(inputs)[0], strict=True):
+            if isinstance(x, Tensor):
+                static.copy_(x)
+        self.graph.replay()
+        return self.outputs
+
+
+class Programs:
+    """The programs recorded so far, by the shapes and constants of their inputs."""
+
+    def __init__(self, limit: int = 64) -> None:
+        self.limit, self.hits, self.misses = limit, 0, 0
+        self.recorded: OrderedDict[Hashable, Program] = OrderedDict()
+        self.pool: Any = None
+        self.usable = True
+
+    def find(self, name: str, function: Callable[..., Any], inputs: Any, warm_up: Callable[[], Any]) -> Program | None:
+        """The program for inputs of these shapes, recorded now if it is new; None if it cannot be recorded.
+
+        `warm_up` runs the function once without leaving a trace, as CUDA wants before a recording.
+        """
+        if not self.usable:
+            return None
+        at = _signature(name, inputs)
+        if at in self.recorded:
+            self.hits += 1
+            self.recorded.move_to_end(at)
+            return self.recorded[at]
+        self.misses += 1
+        try:
+            program = self._record(function, inputs, warm_up)
+        except RuntimeError as error:
+            self.usable = False
+            warnings.warn(f"training without CUDA graphs, which could not be recorded: {error}", stacklevel=2)
+            return None
+        self.recorded[at] = program
+        if len(self.recorded) > self.limit:
+            self.recorded.popitem(last=False)
+        return program
+
+    def _record(self, function: Callable[..., Any], inputs: Any, warm_up: Callable[[], Any]) -> Program:
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            warm_up()
+        torch.cuda.current_stream().wait_stream(stream)
+        return Program(function, inputs, self.pool)
+
+
+def _signature(name: str, inputs: Any) -> Hashable:
+    leaves, spec = tree_flatten(inputs)
+    constants = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
+    return name, _readable(spec), constants
+
+
+def _readable(spec: TreeSpec) -> str:
+    return str(spec)
