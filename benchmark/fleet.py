@@ -1,4 +1,4 @@
-"""How fast N hosts train: one after the other in plain PyTorch, on CUDA streams, and as a fleet, side by side in one run.
+"""How fast N hosts train: one after the other in plain PyTorch, on CUDA streams, and as a fleet, in one run.
 
 python benchmark/fleet.py --device cuda --work mnist1d tiny2d --hosts 16 256 --seeds none one full live
 """
@@ -154,11 +154,9 @@ def rows(arguments: argparse.Namespace) -> list[dict[str, object]]:
         sample = 16
         loop = sample * batch / seconds(plain_steps(work, sample, device, False), device, 5)
 
-        def add(
-            way: str, hosts: int, seeds: str, rate: float, loop: float = loop, work: str = work, **more: object
-        ) -> None:
-            row = {"work": work, "way": way, "hosts": hosts, "seeds": seeds, "samples_per_s": round(rate)}
-            found.append(row | {"ratio": round(rate / loop, 2)} | more)
+        def add(way: str, hosts: int, seeds: str, rate: float, **more: object) -> None:
+            row = {"work": work, "way": way, "hosts": hosts, "seeds": seeds, "samples_per_s": round(rate)}  # noqa: B023
+            found.append(row | {"ratio": round(rate / loop, 2)} | more)  # noqa: B023
             print(found[-1], file=sys.stderr, flush=True)
 
         add("loop", sample, "none", loop)
