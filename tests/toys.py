@@ -8,7 +8,7 @@ from esper.leyline.actions import STYLES, Graft, Head, Op
 from esper.leyline.objectives import CLASSIFICATION, LANGUAGE
 from esper.leyline.specs import HostSpec, Stream, TaskSpec
 from esper.leyline.state import Split, Task
-from esper.tolaria import Reference, TrainConfig
+from esper.tolaria import Fleet, Reference, TrainConfig
 
 SPECS = {
     "mlp": HostSpec("mlp", (6,), 3, (8, 8)),
@@ -75,3 +75,13 @@ def random_legal(allowed: torch.Tensor, sizes: tuple[int, ...], generator: torch
     actions = (torch.rand(len(allowed), len(sizes), generator=generator) * torch.tensor(sizes)).long()
     actions[:, Head.OP], actions[:, Head.SLOT] = picked // allowed.shape[2], picked % allowed.shape[2]
     return actions
+
+
+def rows_of(fleet: Fleet, host: int) -> dict[str, torch.Tensor]:
+    """The parameters of one host of a fleet, under the names they have in a host alone."""
+    rows = {name: p[host] for name, p in fleet.trunk.layout.views(fleet.trunk.flat).items()}
+    for kind, bucket in fleet.buckets.items():
+        for row in (bucket.hosts == host).nonzero()[0]:
+            seed = bucket.stack.layout.views(bucket.stack.flat)
+            rows |= {f"slots.{kind.slot}.seed.{name}": p[row] for name, p in seed.items()}
+    return rows

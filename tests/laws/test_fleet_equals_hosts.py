@@ -5,11 +5,11 @@ import torch
 
 from esper.leyline.actions import Graft
 from esper.tolaria import Fleet, Reference, TrainConfig
-from toys import SPECS, random_legal, toy_task, toy_trainer
+from toys import SPECS, random_legal, rows_of, toy_task, toy_trainer
 
 CONFIGS = {
     "adamw": TrainConfig(batch_size=32, lr=0.01, weight_decay=0.01, clip=0.5),
-    "sgd": TrainConfig(batch_size=32, lr=0.05, weight_decay=0.01, optimizer="sgd"),
+    "sgd": TrainConfig(batch_size=32, lr=0.05, weight_decay=0.01, optimizer="sgd", newborn_boost=2.0, warmup=2),
 }
 
 
@@ -19,16 +19,6 @@ def pair(kind: str, config: TrainConfig, num_hosts: int = 7) -> tuple[Fleet, lis
     alone = [toy_trainer(kind, rng_seed=n, **options) for n in range(num_hosts)]
     task = toy_task(kind, 72, dtype=torch.float64)
     return Fleet(SPECS[kind], task, range(num_hosts), config, dtype=torch.float64), alone
-
-
-def rows_of(fleet: Fleet, host: int) -> dict[str, torch.Tensor]:
-    """The parameters of one host of a fleet, under the names they have in a host alone."""
-    rows = {name: p[host] for name, p in fleet.trunk.layout.views(fleet.trunk.flat).items()}
-    for kind, bucket in fleet.buckets.items():
-        for row in (bucket.hosts == host).nonzero()[0]:
-            seed = bucket.stack.layout.views(bucket.stack.flat)
-            rows |= {f"slots.{kind.slot}.seed.{name}": p[row] for name, p in seed.items()}
-    return rows
 
 
 @pytest.mark.parametrize("optimizer", CONFIGS)

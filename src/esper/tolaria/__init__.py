@@ -1,8 +1,21 @@
-"""Training hosts."""
+"""Training hosts: one at a time, or a fleet of them as one program."""
 
 from esper.tolaria.config import TrainConfig
+from esper.tolaria.env import EnvConfig, FleetEnv, Signals, Step
 from esper.tolaria.files import load_training, save_training
 from esper.tolaria.fleet import Fleet
+from esper.tolaria.governor import GovernorConfig
 from esper.tolaria.reference import Reference
 
-__all__ = ["Fleet", "Reference", "TrainConfig", "load_training", "save_training"]
+__all__ = [
+    "EnvConfig",
+    "Fleet",
+    "FleetEnv",
+    "GovernorConfig",
+    "Reference",
+    "Signals",
+    "Step",
+    "TrainConfig",
+    "load_training",
+    "save_training",
+]

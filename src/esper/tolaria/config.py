@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import torch
+from torch import Tensor
+
 from esper.leyline.errors import EsperError, unknown
 
 OptimizerName = Literal["adamw", "sgd"]
@@ -22,17 +25,27 @@ class TrainConfig:
     weight_decay: float = 0.0
     clip: float = 1.0
     """Largest gradient norm, for the host's own parameters and for each seed's."""
+    newborn_boost: float = 1.0
+    """Times the step size for a seed in its first `newborn_epochs`."""
+    newborn_epochs: int = 3
+    warmup: int = 0
+    """Epochs over which a newborn seed's step size rises to its full value."""
     batch_size: int = 64
     """Examples per step; what does not fill a batch is left out of that epoch's shuffle."""
 
     def __post_init__(self) -> None:
         if self.optimizer not in get_args(OptimizerName):
             raise unknown("optimizer", self.optimizer, get_args(OptimizerName))
-        for name in ("lr", "clip", "batch_size"):
+        for name in ("lr", "clip", "batch_size", "newborn_boost"):
             if not getattr(self, name) > 0:
                 raise EsperError(f"{name} must be positive, not {getattr(self, name)}")
-        for name, value in (("momentum", self.momentum), ("weight_decay", self.weight_decay)):
-            if not value >= 0:
-                raise EsperError(f"{name} must not be negative, not {value}")
+        for name in ("momentum", "weight_decay", "newborn_epochs", "warmup"):
+            if not getattr(self, name) >= 0:
+                raise EsperError(f"{name} must not be negative, not {getattr(self, name)}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise EsperError(f"betas must be two numbers from 0 to below 1, not {self.betas}")
+
+    def seed_rate(self, seed_age: Tensor) -> Tensor:
+        """What to multiply the step size of a seed with, in its so-manieth epoch (1 is the first)."""
+        boost = torch.where(seed_age <= self.newborn_epochs, self.newborn_boost, 1.0)
+        return boost * (seed_age / max(self.warmup, 1)).clamp(max=1) if self.warmup else boost

@@ -11,6 +11,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from esper.kasmina.gates import LifecycleConfig
+from esper.kasmina.host import num_parameters
 from esper.kasmina.hosts import build_host
 from esper.kasmina.lifecycle import apply, empty_slots, incubating, legal, tick, unmeasured
 from esper.kasmina.slots import Seed, build_seed
@@ -102,6 +103,15 @@ class Fleet:
         self.rng_seeds = torch.tensor(list(rng_seeds), device=device)
         template = build_host(spec)
         self.slots, self.space = template.slot_specs, template.space
+        self.seed_sizes = torch.tensor(
+            [
+                num_parameters(build_seed(slot, name, graft))
+                for slot in self.slots
+                for name in self.space.blueprints
+                for graft in Graft
+            ],
+            device=device,
+        )
         self.trunk = Stack(lambda: build_host(spec), len(self.rng_seeds), device, dtype)
         self.buckets: dict[Kind, Bucket] = {}
         """The kinds that live now..."""
@@ -111,6 +121,10 @@ class Fleet:
         self.state = empty_slots(len(self.rng_seeds), len(self.slots), device)
         self.vitals = unmeasured(self.state)
         self.everyone = torch.ones_like(self.vitals.sane)
+        self.lr = torch.full_like(self.rng_seeds, config.lr, dtype=torch.float64)
+        """Step size of each host's own parameters..."""
+        self.seed_lr = torch.full_like(self.state.alpha, config.lr, dtype=torch.float64)
+        """...and of the seed in each of its slots."""
         self.reset(self.everyone)
 
     @property
@@ -128,6 +142,15 @@ class Fleet:
         unknown = unmeasured(empty)
         self.vitals = Vitals(*(_where(fresh, new, old) for new, old in zip(unknown, self.vitals, strict=True)))
         self.tend(SlotState(*(_where(fresh, new, old) for new, old in zip(empty, self.state, strict=True))), fresh)
+
+    def growth(self, state: SlotState) -> Float[Tensor, " N"]:
+        """Parameters of all seeds, silent ones too, over those of the bare host."""
+        grafts, blueprints = len(Graft), len(self.space.blueprints)
+        sizes = self.seed_sizes.view(len(self.slots), -1)  # S, K * grafts
+        at = (state.blueprint.clamp(min=0) * grafts + state.graft).T  # S N
+        size = sizes.gather(1, at.clamp(max=blueprints * grafts - 1)).T
+        living = state.blueprint != NO_BLUEPRINT
+        return size.where(living, 0).sum(1) / self.trunk.layout.num_parameters
 
     def legal(self) -> Bool[Tensor, "N O S"]:
         return legal(self.state, self.vitals, self.lifecycle)
@@ -168,13 +191,13 @@ class Fleet:
     def plan(self, measuring: bool) -> Plan:
         alpha, target = (x.cpu().numpy() for x in (self.state.alpha, self.state.alpha_target))
         silent = incubating(self.state).cpu().numpy()
+        lr = (self.seed_lr * self.config.seed_rate(self.state.seed_age)).cpu().numpy()
 
         def seeds(kind: Kind, hosts: np.ndarray) -> Seeds:
             living, at = hosts >= 0, (hosts, kind.slot)
             zero = alpha.dtype.type(0)
-            return Seeds(
-                hosts, np.where(living, alpha[at], zero), np.where(living, target[at], zero), living & silent[at]
-            )
+            heard, aim = np.where(living, alpha[at], zero), np.where(living, target[at], zero)
+            return Seeds(hosts, heard, aim, living & silent[at], lr[at])
 
         found = {kind: seeds(kind, bucket.hosts) for kind, bucket in self.buckets.items()}
         return make_plan(found, len(self.slots), measuring, self.padding, self.device)
@@ -231,12 +254,13 @@ class Fleet:
             side = vmap(self.objective.loss)(beside, y[plan.beside.rows]).mean(1)
             total = total + side.where(plan.beside.real, 0.0).sum()
         gradients = torch.autograd.grad(total, list(flats.values()), allow_unused=True, materialize_grads=True)
-        active = {b.kind: b.learns for buckets in plan.slots for b in buckets} | {None: self.everyone}
+        here = [b for buckets in plan.slots for b in buckets]
+        active = {None: self.everyone} | {b.kind: b.learns for b in here}
+        rate = {None: self.lr} | {b.kind: b.lr for b in here}
         for (name, stack), gradient, norm in zip(self.stacks.items(), gradients, norms, strict=True):
             gradient, length = clipped(gradient, self.config.clip)
             norm += length
-            rate = torch.full((len(stack),), self.config.lr, device=self.device, dtype=torch.float64)
-            step(stack, gradient, active[name], rate, self.config)
+            step(stack, gradient, active[name], rate[name], self.config)
         losses += loss.detach()
         count += 1
         return losses, norms

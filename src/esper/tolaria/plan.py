@@ -41,6 +41,7 @@ class BucketPlan(NamedTuple):
     target: Float[Tensor, " R"]
     speaks: Bool[Tensor, " R"]
     learns: Bool[Tensor, " R"]
+    lr: Float[Tensor, " R"]
     all_speak: bool
     """Nobody here is silent, so no gradient needs to be kept from the hosts."""
     spawns: Rows
@@ -70,6 +71,7 @@ class Seeds(NamedTuple):
     target: np.ndarray
     silent: np.ndarray
     """Learning beside the host, unheard."""
+    lr: np.ndarray
 
 
 def exact(count: int) -> int:
@@ -99,7 +101,7 @@ def make_plan(
             seed_of[seeds.hosts[loud]] = np.flatnonzero(loud)
             echoing = np.flatnonzero(real[:before] & (seed_of[hosts[:before]] >= 0))
             echoes, echo_real = _padded(echoing, padding)
-            tensors = (np.where(living, seeds.hosts, 0), seeds.alpha, seeds.target, loud, loud | seeds.silent)
+            tensors = (np.where(living, seeds.hosts, 0), seeds.alpha, seeds.target, loud, loud | seeds.silent, seeds.lr)
             here.append(
                 BucketPlan(
                     kind,

@@ -87,6 +87,10 @@ class Reference:
 
     def begin_epoch(self) -> None:
         self.tend(tick(self.state, self.vitals, self.lifecycle))
+        rate = self.config.seed_rate(self.state.seed_age)[0]
+        for group in self.optimizer.param_groups:
+            if group["name"] != TRUNK:
+                group["lr"] = self.config.lr * rate[self.space.slots.index(group["name"])].item()
 
     def tend(self, state: SlotState) -> None:
         """Take on a state, modules and optimiser groups included: plant newborns, uproot the pruned, set alpha."""

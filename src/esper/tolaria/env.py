@@ -1,0 +1,149 @@
+"""The fleet as an environment: a decision for every host goes in, what was measured comes out; lives end and begin.
+
+Hosts may be of different age. A life ends when its time is up (truncated) or when the host falls sick (terminated); a
+fresh host takes its place at once.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from esper.leyline.errors import EsperError
+from esper.leyline.rng import key
+from esper.leyline.state import SlotState, Vitals
+from esper.tolaria.fleet import Fleet, Measured
+from esper.tolaria.governor import GovernorConfig, History, Snapshot, judge, no_history, snapshot
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig:
+    episode: int = 25
+    """Decisions in a host's life."""
+    group: int = 1
+    """Hosts that start from the same weights and see the same batches, so that only their actions differ."""
+    staggered: bool = False
+    """Let the first lives end at different times, instead of all together."""
+    penalty: float = 0.1
+    """What falling sick costs, once."""
+    rng_seed: int = 0
+    governor: GovernorConfig = GovernorConfig()
+
+    def __post_init__(self) -> None:
+        for name in ("episode", "group"):
+            if getattr(self, name) < 1:
+                raise EsperError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.penalty < 0:
+            raise EsperError(f"penalty must not be negative, not {self.penalty}")
+
+
+class Signals(NamedTuple):
+    """Raw measurements of every host, at the end of an epoch or at the beginning of a life."""
+
+    score: Float[Tensor, " N"]
+    metric: Float[Tensor, " N"]
+    loss: Float[Tensor, " N"]
+    train_loss: Float[Tensor, " N"]
+    """NaN before the first epoch."""
+    growth: Float[Tensor, " N"]
+    age: Int[Tensor, " N"]
+    """Decisions lived."""
+    sibling: Bool[Tensor, " N"]
+    """Still comparable with its group: born with it."""
+    slots: SlotState
+    vitals: Vitals
+
+
+class Step(NamedTuple):
+    """What a decision led to."""
+
+    signals: Signals
+    """Where the next decision is made from; a fresh host's, where a life has ended."""
+    final: Signals
+    """Where this decision led: of a host that fell sick, its last good epoch."""
+    penalty: Float[Tensor, " N"]
+    refused: Bool[Tensor, " N"]
+    terminated: Bool[Tensor, " N"]
+    truncated: Bool[Tensor, " N"]
+
+
+class FleetEnv:
+    """Lives of hosts in the places of a fleet."""
+
+    def __init__(self, fleet: Fleet, chance: float, config: EnvConfig = EnvConfig()) -> None:
+        if fleet.num_hosts % config.group:
+            raise EsperError(f"group ({config.group}) must divide the fleet's {fleet.num_hosts} hosts")
+        self.fleet, self.chance, self.config = fleet, chance, config
+        places = torch.arange(fleet.num_hosts, device=fleet.device)
+        self.groups = places // config.group
+        self.births = torch.zeros_like(places)
+        """Lives begun in each place."""
+        self.generation = torch.zeros_like(places)
+        """Lives begun by each place's group together."""
+
+    def reset(self) -> Signals:
+        """Fresh hosts everywhere."""
+        fleet = self.fleet
+        self.age = torch.zeros_like(self.groups)
+        if self.config.staggered:
+            self.age = self.groups % self.config.episode
+        self.sibling = torch.ones_like(self.fleet.everyone)
+        self.history: History = no_history(fleet)
+        return self.renew(self.sibling, self.sibling)
+
+    def renew(self, fresh: Bool[Tensor, " N"], together: Bool[Tensor, " N"]) -> Signals:
+        """Fresh hosts in some places: with the whole group where `together`, else alone."""
+        self.births += fresh
+        self.generation += fresh & together
+        shared = key(self.config.rng_seed, "group", self.groups, self.generation)
+        alone = key(self.config.rng_seed, "place", torch.arange(len(fresh), device=fresh.device), self.births)
+        self.fleet.reset(fresh, torch.where(together, shared, alone))
+        self.sibling = torch.where(fresh, together, self.sibling)
+        empty = no_history(self.fleet)
+        self.history = History(*(torch.where(fresh, new, old) for new, old in zip(empty, self.history, strict=True)))
+        measured = self.fleet.evaluate()
+        self.good: Snapshot = snapshot(self.fleet, measured)
+        return self.signals(measured, torch.full_like(measured.loss, torch.nan).double(), self.fleet)
+
+    def signals(self, measured: Measured, train_loss: Tensor, of: Fleet | Snapshot) -> Signals:
+        return Signals(
+            score=measured.score,
+            metric=measured.metric,
+            loss=measured.loss,
+            train_loss=train_loss,
+            growth=self.fleet.growth(of.state),
+            age=self.age,
+            sibling=self.sibling,
+            slots=of.state,
+            vitals=of.vitals,
+        )
+
+    def step(self, actions: Int[Tensor, "N H"]) -> Step:
+        """One decision for every host, one epoch, and fresh hosts where lives have ended."""
+        refused, train_loss, measured = self.fleet.decide(actions)
+        self.age = self.age + 1
+        sick, self.history = judge(self.history, self.fleet, train_loss, measured, self.chance, self.config.governor)
+        truncated = (self.age >= self.config.episode) & ~sick
+        now = self.signals(measured, train_loss, self.fleet)
+        last_good = self.signals(self.good.measured, train_loss, self.good)
+        final = _choose(sick, last_good, now)
+        penalty = sick * self.config.penalty
+        over = self.age >= self.config.episode
+        ended = sick | over
+        if bool(ended.any()):
+            self.age = torch.where(over, 0, self.age)
+            # A host that falls sick is replaced by one of its own seed, which lives out the group's time.
+            fresh = self.renew(ended, over)
+            signals = _choose(ended, fresh, now)
+        else:
+            self.good = snapshot(self.fleet, measured)
+            signals = now
+        return Step(signals, final, penalty, refused, sick, truncated)
+
+
+def _choose(rows: Bool[Tensor, " N"], yes: Signals, no: Signals) -> Signals:
+    """One record's rows where `rows`, the other's elsewhere."""
+    return tree_map(lambda a, b: torch.where(rows.view(-1, *[1] * (b.ndim - 1)), a, b), yes, no)

@@ -1,0 +1,105 @@
+"""The governor: judges every host by its own history, keeps a copy of the last good epoch, brings the sick back.
+
+After each epoch it judges, the sick are restored or replaced, and only then is the next copy taken: a snapshot never
+holds a sick host.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from esper.leyline.errors import EsperError
+from esper.leyline.state import SlotState, Vitals
+from esper.tolaria.fleet import Fleet, Measured
+from esper.tolaria.plan import Kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class GovernorConfig:
+    """Thresholds are relative to what the host itself has done before, so that weak hosts are guarded too."""
+
+    divergence: float = 2.0
+    """Sick when the training loss exceeds this many times the best so far, and the first epoch's."""
+    collapse: float = 0.25
+    """Sick when less than this share of the best score's lead over chance is left..."""
+    lead: float = 0.1
+    """...if that lead was at least this large."""
+
+    def __post_init__(self) -> None:
+        if not self.divergence > 1:
+            raise EsperError(f"divergence must be above 1, not {self.divergence}")
+        for name, value in (("collapse", self.collapse), ("lead", self.lead)):
+            if not 0 < value < 1:
+                raise EsperError(f"{name} must lie strictly between 0 and 1, not {value}")
+
+
+class History(NamedTuple):
+    """What a host has shown so far."""
+
+    first_loss: Float[Tensor, " N"]
+    best_loss: Float[Tensor, " N"]
+    best_score: Float[Tensor, " N"]
+
+
+class Snapshot(NamedTuple):
+    """Everything a fleet's hosts consist of after a good epoch."""
+
+    state: SlotState
+    vitals: Vitals
+    measured: Measured
+    trunk: dict[str, Tensor]
+    buckets: dict[Kind, tuple[np.ndarray, dict[str, Tensor]]]
+    """The host of each row, and the rows."""
+
+
+def no_history(fleet: Fleet) -> History:
+    inf = torch.full((fleet.num_hosts,), torch.inf, device=fleet.device, dtype=torch.float64)
+    return History(inf, inf, -inf)
+
+
+def judge(
+    history: History, fleet: Fleet, train_loss: Tensor, measured: Measured, chance: float, config: GovernorConfig
+) -> tuple[Bool[Tensor, " N"], History]:
+    """Who is sick: not finite, diverged, or collapsed to chance. The healthy add to their history."""
+    loss, score = train_loss.double(), measured.score.double()
+    first = torch.where(history.first_loss.isinf(), loss, history.first_loss)
+    diverged = (loss > config.divergence * history.best_loss) & (loss > first)
+    led = history.best_score - chance
+    collapsed = (led >= config.lead) & (score - chance < config.collapse * led)
+    sick = ~fleet.vitals.sane | diverged | collapsed
+    seen = History(first, torch.minimum(history.best_loss, loss), torch.maximum(history.best_score, score))
+    return sick, History(*(torch.where(sick, old, new) for old, new in zip(history, seen, strict=True)))
+
+
+def snapshot(fleet: Fleet, measured: Measured) -> Snapshot:
+    """A copy of all rows, on the same device. Costs as many bytes as the fleet's parameters and moments."""
+
+    def copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in tensors.items()}
+
+    buckets = {kind: (bucket.hosts.copy(), copy(bucket.stack.tensors)) for kind, bucket in fleet.buckets.items()}
+    return Snapshot(fleet.state, fleet.vitals, measured, copy(fleet.trunk.tensors), buckets)
+
+
+def restore(fleet: Fleet, sick: Bool[Tensor, " N"], then: Snapshot) -> None:
+    """Bring some hosts back: weights, moments, step counts, seeds and their lives. The others keep every bit."""
+
+    def pick(old: Tensor, now: Tensor) -> Tensor:
+        return torch.where(sick.view(-1, *[1] * (now.ndim - 1)), old, now)
+
+    fleet.tend(SlotState(*(pick(old, now) for old, now in zip(then.state, fleet.state, strict=True))))
+    fleet.vitals = Vitals(*(pick(old, now) for old, now in zip(then.vitals, fleet.vitals, strict=True)))
+    for name, tensor in fleet.trunk.tensors.items():
+        tensor.copy_(pick(then.trunk[name], tensor))
+    chosen = np.flatnonzero(sick.cpu().numpy())
+    for kind, (hosts, rows) in then.buckets.items():
+        _, old, _ = np.intersect1d(hosts, chosen, return_indices=True)
+        if len(old):
+            places = {int(host): row for row, host in enumerate(fleet.buckets[kind].hosts)}
+            now = torch.tensor([places[int(hosts[row])] for row in old], device=fleet.device)
+            for name, tensor in fleet.buckets[kind].stack.tensors.items():
+                tensor[now] = rows[name][torch.from_numpy(old).to(fleet.device)]
