@@ -141,9 +141,12 @@ def fleet_rate(work: str, hosts: int, device: torch.device, seeds: str, compute:
         ages = (ages + 1) % episode
         fleet.reset(ages == 0, fleet.rng_seeds + hosts)
 
-    decisions = 12
-    elapsed = seconds(lambda: [decision() for _ in range(decisions)], device, 1, warm=0)
-    return samples * decisions / elapsed, fleet
+    rates = []
+    for _ in range(4):
+        elapsed = seconds(lambda: [decision() for _ in range(12)], device, 1, warm=0)
+        rates.append(samples * 12 / elapsed)
+        print(f"live: {rates[-1]:,.0f} samples/s over the next 12 decisions", file=sys.stderr, flush=True)
+    return 4 / sum(1 / rate for rate in rates), fleet
 
 
 def rows(arguments: argparse.Namespace) -> list[dict[str, object]]:
