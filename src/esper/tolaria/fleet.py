@@ -1,7 +1,6 @@
 """N hosts of one spec, trained as one program: their parameters stacked, their seeds in buckets of one kind."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +22,8 @@ from esper.leyline.specs import HostSpec, SlotSpec
 from esper.leyline.state import NO_BLUEPRINT, SlotState, Task, Vitals
 from esper.tolaria.capture import Program, Programs
 from esper.tolaria.config import TrainConfig
-from esper.tolaria.plan import BucketPlan, Kind, Padding, Plan, Seeds, exact, make_plan, power_of_two
-from esper.tolaria.stack import Layout, Stack, clipped, run, step
+from esper.tolaria.plan import BucketPlan, Kind, Padding, Plan, Roomy, Seeds, exact, make_plan, power_of_two
+from esper.tolaria.stack import Params, Stack, clipped, run, step
 
 Norms = dict[Kind | None, Float[Tensor, " R"]]
 """Mean gradient norms of the rows of each bucket, and under None those of the trunk."""
@@ -53,9 +52,9 @@ class Bucket:
         self.hosts[leaving] = -1
         self.stack.clear(torch.from_numpy(np.flatnonzero(leaving)).to(self.stack.flat.device))
 
-    def admit(self, hosts: np.ndarray, keys: Int[Tensor, " R"], padding: Padding) -> None:
+    def admit(self, hosts: np.ndarray, keys: Int[Tensor, " R"], room: int) -> None:
         """Give newborns a row, making room first if there is none."""
-        self.fit(padding(int((self.hosts >= 0).sum()) + len(hosts)))
+        self.fit(room)
         rows = np.flatnonzero(self.hosts < 0)[: len(hosts)]
         self.hosts[rows] = hosts
         self.stack.bear(torch.from_numpy(rows).to(keys.device), keys)
@@ -95,13 +94,18 @@ class Fleet:
         self.spec, self.config, self.lifecycle = spec, config, lifecycle
         self.device, self.dtype, self.compute = device, dtype, compute or dtype
         self.programs = Programs() if graphs and device.type == "cuda" else None
-        self.padding = power_of_two if self.programs else exact
+        self.padding: Padding = exact
         self.objective, self.num_outputs = task.spec.objective, task.spec.outputs
         self.train_data, self.validation_data = (
             tuple(x.to(device, self.compute) if x.is_floating_point() else x.to(device) for x in split)
             for split in (task.train, task.validation)
         )
+        self.idle: dict[Kind, int] = {}
         self.rng_seeds = torch.tensor(list(rng_seeds), device=device)
+        self.patience = 0
+        """How many times a kind of seed may be found empty before it is no longer run."""
+        if self.programs is not None:
+            self.padding, self.patience = Roomy(self.num_hosts // 16), 100
         template = build_host(spec)
         self.slots, self.space = template.slot_specs, template.space
         self.seed_sizes = torch.tensor(
@@ -114,10 +118,6 @@ class Fleet:
             device=device,
         )
         self.trunk = Stack(lambda: build_host(spec), len(self.rng_seeds), device, dtype)
-        segments = self.trunk.template.segments
-        assert isinstance(segments, nn.ModuleList)
-        self.segments = [(segment, Layout(segment)) for segment in segments]
-        self.piecewise = False
         self.buckets: dict[Kind, Bucket] = {}
         """The kinds that live now..."""
         self.known: dict[Kind, Bucket] = {}
@@ -189,8 +189,12 @@ class Fleet:
             if len(newborns):
                 hosts = torch.from_numpy(newborns).to(self.device)
                 birth = torch.from_numpy(births[newborns, s]).to(self.device)
-                bucket.admit(newborns, key(self.rng_seeds[hosts], Purpose.SEED_WEIGHTS, s, birth), self.padding)
-        self.buckets = {kind: bucket for kind, bucket in self.buckets.items() if (bucket.hosts >= 0).any()}
+                room = self.padding(kind, "seeds", int((bucket.hosts >= 0).sum()) + len(newborns))
+                bucket.admit(newborns, key(self.rng_seeds[hosts], Purpose.SEED_WEIGHTS, s, birth), room)
+        self.idle = {
+            kind: 0 if (b.hosts >= 0).any() else self.idle.get(kind, 0) + 1 for kind, b in self.buckets.items()
+        }
+        self.buckets = {kind: bucket for kind, bucket in self.buckets.items() if self.idle[kind] <= self.patience}
         self.state = state
 
     def plan(self, measuring: bool) -> Plan:
@@ -217,9 +221,8 @@ class Fleet:
         inputs = (plan, order, count, losses, list(norms.values()))
         program = self.recorded("train", self.train_step, inputs)
         if program is None:
-            with self.in_pieces():
-                for _ in range(num_steps):
-                    self.train_step(*inputs)
+            for _ in range(num_steps):
+                self.train_step(*inputs)
         else:
             program(inputs)
             for _ in range(num_steps - 1):
@@ -240,21 +243,6 @@ class Fleet:
                 tensor.copy_(value)
 
         return self.programs.find(name, function, inputs, warm_up)
-
-    @contextmanager
-    def in_pieces(self) -> Iterator[None]:
-        """Replay the recorded pieces of a step instead of running it kernel by kernel."""
-        self.piecewise = self.programs is not None and self.programs.usable
-        try:
-            yield
-        finally:
-            self.piecewise = False
-
-    def run(self, at: Hashable, module: nn.Module, layout: Layout, flat: Tensor, x: Tensor) -> Tensor:
-        if not self.piecewise:
-            return run(module, layout, flat, x)
-        assert self.programs is not None
-        return self.programs.piece(at, lambda flat, x: run(module, layout, flat, x), flat, x)(flat, x)
 
     @property
     def stacks(self) -> dict[Kind | None, Stack]:
@@ -279,29 +267,12 @@ class Fleet:
         active = {None: self.everyone} | {b.kind: b.learns for b in here}
         rate = {None: self.lr} | {b.kind: b.lr for b in here}
         for (name, stack), gradient, norm in zip(self.stacks.items(), gradients, norms, strict=True):
-            norm += self.improve(name, stack, gradient, active[name], rate[name])
+            gradient, length = clipped(gradient, self.config.clip)
+            norm += length
+            step(stack, gradient, active[name], rate[name], self.config)
         losses += loss.detach()
         count += 1
         return losses, norms
-
-    def improve(
-        self, name: Kind | None, stack: Stack, gradient: Tensor, active: Tensor, lr: Tensor
-    ) -> Float[Tensor, " R"]:
-        """Clip and step one stack; returns the gradients' lengths."""
-
-        def clip_and_step(gradient: Tensor, active: Tensor, lr: Tensor) -> Tensor:
-            gradient, length = clipped(gradient, self.config.clip)
-            step(stack, gradient, active, lr, self.config)
-            return length
-
-        inputs = (gradient, active, lr)
-        if self.piecewise and self.programs is not None:
-            nobody = (gradient, torch.zeros_like(active), lr)
-            at = ("improve", name, len(stack))
-            program = self.programs.find_small(at, clip_and_step, inputs, lambda: clip_and_step(*nobody))
-            if program is not None:
-                return program(inputs)
-        return clip_and_step(*inputs)
 
     def forward(self, flats: dict[Kind | None, Tensor], x: Tensor, plan: Plan) -> tuple[Tensor, Tensor | None]:
         """What all hosts answer, (N, B, ...), and what the rows beside them do.
@@ -310,13 +281,17 @@ class Fleet:
         seed switched over: on if it is silent, off if it speaks. All other weights it meets are fixed.
         """
         flats = {name: flat.to(self.compute) for name, flat in flats.items()}
-        trunk = flats[None].split([layout.width for _, layout in self.segments], 1)
+        trunk = self.trunk.layout.views(flats[None])
+        fixed = {name: p.detach() for name, p in trunk.items()}
+        segments = self.trunk.template.segments
+        assert isinstance(segments, nn.ModuleList)
         beside: Tensor | None = None
-        for s, ((segment, layout), flat) in enumerate(zip(self.segments, trunk, strict=True)):
-            x = self.run(("host", s), segment, layout, flat, x)
+        for s, segment in enumerate(segments):
+            prefix = f"segments.{s}."
+            x = run(segment, _under(prefix, trunk), x)
             if beside is not None:
                 rows = plan.beside.rows[: len(beside)]
-                beside = self.run(("beside", s), segment, layout, flat.detach()[rows], beside)
+                beside = run(segment, {n: p[rows] for n, p in _under(prefix, fixed).items()}, beside)
             if s < len(plan.slots) and plan.slots[s]:
                 x, beside = self.graft(flats, x, beside, plan.slots[s])
         return x, beside
@@ -328,15 +303,16 @@ class Fleet:
         deltas, starts = [], []
         for b in buckets:
             stack = self.buckets[b.kind].stack
+            params = stack.layout.views(flats[b.kind])
             stream = x.index_select(0, b.hosts)
             if not b.all_speak:
                 stream = _where(b.speaks, stream, stream.detach())
-            delta = self.run(b.kind, stack.template, stack.layout, flats[b.kind], stream)
+            delta = run(stack.template, params, stream)
             deltas.append(_where(b.speaks, _spread(b.alpha, delta) * delta, -0.0))
             if len(b.echo_seeds):
                 assert beside is not None
-                flat, heard = flats[b.kind].detach()[b.echo_seeds], beside[b.echoes.rows]
-                echo = self.run(("echo", b.kind), stack.template, stack.layout, flat, heard)
+                fixed = {name: p.detach()[b.echo_seeds] for name, p in params.items()}
+                echo = run(stack.template, fixed, beside[b.echoes.rows])
                 echo = _where(b.echoes.real, _spread(b.alpha[b.echo_seeds], echo) * echo, -0.0)
                 beside = beside.index_add(0, b.echoes.rows, echo)
             if len(b.spawns.rows):
@@ -353,10 +329,8 @@ class Fleet:
         """Every host on the validation data, and what each seed contributes, from extra rows of the same pass."""
         inputs = (self.plan(measuring=True),)
         program = self.recorded("measure", self.measure, inputs)
-        if program is None:
-            with self.in_pieces():
-                return self.measure(*inputs)
-        return Measured(*(x.clone() for x in program(inputs)))
+        measured = self.measure(*inputs) if program is None else program(inputs)
+        return Measured(*(x.clone() for x in measured))
 
     @torch.no_grad()
     def measure(self, plan: Plan) -> Measured:
@@ -401,3 +375,7 @@ def _spread(row: Tensor, like: Tensor) -> Tensor:
 
 def _where(rows: Bool[Tensor, " R"], yes: Tensor, no: Tensor | float) -> Tensor:
     return torch.where(rows.view(-1, *[1] * (yes.ndim - 1)), yes, no)
+
+
+def _under(prefix: str, params: Params) -> Params:
+    return {name.removeprefix(prefix): p for name, p in params.items() if name.startswith(prefix)}

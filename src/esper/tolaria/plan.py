@@ -13,8 +13,6 @@ from torch import Tensor
 
 from esper.leyline.actions import Graft
 
-Padding = Callable[[int], int]
-
 
 class Kind(NamedTuple):
     """What the seeds of a bucket have in common."""
@@ -22,6 +20,10 @@ class Kind(NamedTuple):
     slot: int
     blueprint: str
     graft: Graft
+
+
+Padding = Callable[[Kind, str, int], int]
+"""How many rows to run for so many real ones of a kind."""
 
 
 class Rows(NamedTuple):
@@ -74,14 +76,27 @@ class Seeds(NamedTuple):
     lr: np.ndarray
 
 
-def exact(count: int) -> int:
+def exact(kind: Kind, what: str, count: int) -> int:
     """As many rows as needed, but not one: a single row takes another path through bmm, with other bits."""
     return max(count, 2) if count else 0
 
 
+class Roomy:
+    """Room that only ever grows, in powers of two, so that births and deaths rarely change a shape."""
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+        self.rooms: dict[tuple[Kind, str], int] = {}
+
+    def __call__(self, kind: Kind, what: str, count: int) -> int:
+        needed = max(count, self.least, 2)
+        room = max(self.rooms.get((kind, what), 0), power_of_two(needed))
+        self.rooms[kind, what] = room
+        return room
+
+
 def power_of_two(count: int) -> int:
-    """Room for growth, so that a birth rarely changes a shape."""
-    return max(2, 1 << (count - 1).bit_length()) if count else 0
+    return 1 << (count - 1).bit_length()
 
 
 def make_plan(
@@ -96,17 +111,19 @@ def make_plan(
             living = seeds.hosts >= 0
             loud = living & (seeds.alpha > 0)
             starting = np.flatnonzero(living if measuring else seeds.silent)
-            spawns, is_real = _padded(starting, padding)
+            room = len(seeds.hosts) if measuring else padding(kind, "spawns", len(starting))
+            spawns, is_real = _padded(starting, room)
             seed_of = np.full(max(seeds.hosts.max(initial=0), hosts.max(initial=0)) + 1, -1)
             seed_of[seeds.hosts[loud]] = np.flatnonzero(loud)
             echoing = np.flatnonzero(real[:before] & (seed_of[hosts[:before]] >= 0))
-            echoes, echo_real = _padded(echoing, padding)
+            room = padding(kind, f"echoes {measuring}", len(echoing)) if before else 0
+            echoes, echo_real = _padded(echoing, room)
             tensors = (np.where(living, seeds.hosts, 0), seeds.alpha, seeds.target, loud, loud | seeds.silent, seeds.lr)
             here.append(
                 BucketPlan(
                     kind,
                     *(_to(x, device) for x in tensors),
-                    all_speak=bool((loud | ~living).all()),
+                    all_speak=bool((loud | ~living).all()) and padding is exact,
                     spawns=Rows(_to(spawns, device), _to(is_real, device)),
                     echoes=Rows(_to(echoes, device), _to(echo_real, device)),
                     echo_seeds=_to(np.where(echo_real, seed_of[hosts[echoes]] if len(hosts) else echoes, 0), device),
@@ -121,8 +138,7 @@ def make_plan(
     return Plan(tuple(plans), beside, _to(slots, device), _to(speaks, device))
 
 
-def _padded(index: np.ndarray, padding: Padding) -> tuple[np.ndarray, np.ndarray]:
-    size = padding(len(index))
+def _padded(index: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     whole = np.zeros(size, dtype=np.int64)
     whole[: len(index)] = index
     return whole, np.arange(size) < len(index)

@@ -4,6 +4,7 @@ Birth, death, snapshot and rollback are then row operations, and an optimiser st
 """
 
 from collections.abc import Callable
+from itertools import accumulate
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,11 +26,13 @@ Params = dict[str, Tensor]
 class Layout:
     """Where each parameter of a module lies in a flat row."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.shapes = {name: p.shape for name, p in module.named_parameters()}
-        self.sizes = [-(-shape.numel() // ALIGNMENT) * ALIGNMENT for shape in self.shapes.values()]
-        self.width = sum(self.sizes)
-        self.num_parameters = sum(shape.numel() for shape in self.shapes.values())
+    def __init__(self, template: nn.Module) -> None:
+        shapes = {name: p.shape for name, p in template.named_parameters()}
+        self.shapes = shapes
+        self.sizes = [-(-shape.numel() // ALIGNMENT) * ALIGNMENT for shape in shapes.values()]
+        self.offsets = [0, *accumulate(self.sizes)]
+        self.width = self.offsets[-1]
+        self.num_parameters = sum(shape.numel() for shape in shapes.values())
 
     def views(self, flat: Float[Tensor, "R P"]) -> Params:
         """The parameters of all rows, stacked, without a copy."""
@@ -99,9 +102,9 @@ class Stack:
         self.rows = rows
 
 
-def run(module: nn.Module, layout: Layout, flat: Float[Tensor, "R P"], x: Tensor) -> Tensor:
+def run(module: nn.Module, params: Params, x: Tensor) -> Tensor:
     """One module's rows on their own inputs, (R, B, ...) to (R, B, ...)."""
-    return vmap(lambda p, x: functional_call(module, p, (x,)))(layout.views(flat), x)
+    return vmap(lambda p, x: functional_call(module, p, (x,)))(params, x)
 
 
 def clipped(grad: Float[Tensor, "R P"], limit: float) -> tuple[Float[Tensor, "R P"], Float[Tensor, " R"]]:
