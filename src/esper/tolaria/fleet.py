@@ -22,7 +22,7 @@ from esper.leyline.specs import HostSpec, SlotSpec
 from esper.leyline.state import NO_BLUEPRINT, SlotState, Task, Vitals
 from esper.tolaria.capture import Program, Programs
 from esper.tolaria.config import TrainConfig
-from esper.tolaria.plan import BucketPlan, Kind, Padding, Plan, Roomy, Seeds, exact, make_plan, power_of_two
+from esper.tolaria.plan import BucketPlan, Kind, Padding, Plan, Roomy, Seeds, SlotPlan, exact, make_plan, power_of_two
 from esper.tolaria.stack import Params, Stack, clipped, run, step
 
 Norms = dict[Kind | None, Float[Tensor, " R"]]
@@ -189,7 +189,7 @@ class Fleet:
             if len(newborns):
                 hosts = torch.from_numpy(newborns).to(self.device)
                 birth = torch.from_numpy(births[newborns, s]).to(self.device)
-                room = self.padding(kind, "seeds", int((bucket.hosts >= 0).sum()) + len(newborns))
+                room = self.padding((kind, "seeds"), int((bucket.hosts >= 0).sum()) + len(newborns))
                 bucket.admit(newborns, key(self.rng_seeds[hosts], Purpose.SEED_WEIGHTS, s, birth), room)
         self.idle = {
             kind: 0 if (b.hosts >= 0).any() else self.idle.get(kind, 0) + 1 for kind, b in self.buckets.items()
@@ -263,7 +263,7 @@ class Fleet:
             side = vmap(self.objective.loss)(beside, y[plan.beside.rows]).mean(1)
             total = total + side.where(plan.beside.real, 0.0).sum()
         gradients = torch.autograd.grad(total, list(flats.values()), allow_unused=True, materialize_grads=True)
-        here = [b for buckets in plan.slots for b in buckets]
+        here = [b for slot in plan.slots for b in slot.buckets]
         active = {None: self.everyone} | {b.kind: b.learns for b in here}
         rate = {None: self.lr} | {b.kind: b.lr for b in here}
         for (name, stack), gradient, norm in zip(self.stacks.items(), gradients, norms, strict=True):
@@ -292,37 +292,50 @@ class Fleet:
             if beside is not None:
                 rows = plan.beside.rows[: len(beside)]
                 beside = run(segment, {n: p[rows] for n, p in _under(prefix, fixed).items()}, beside)
-            if s < len(plan.slots) and plan.slots[s]:
+            if s < len(plan.slots) and plan.slots[s].buckets:
                 x, beside = self.graft(flats, x, beside, plan.slots[s])
         return x, beside
 
     def graft(
-        self, flats: dict[Kind | None, Tensor], x: Tensor, beside: Tensor | None, buckets: Sequence[BucketPlan]
+        self, flats: dict[Kind | None, Tensor], x: Tensor, beside: Tensor | None, plan: SlotPlan
     ) -> tuple[Tensor, Tensor | None]:
-        """Let the seeds of one slot speak, echo them in the rows beside, and start new ones."""
-        deltas, starts = [], []
-        for b in buckets:
-            stack = self.buckets[b.kind].stack
-            params = stack.layout.views(flats[b.kind])
-            stream = x.index_select(0, b.hosts)
-            if not b.all_speak:
-                stream = _where(b.speaks, stream, stream.detach())
-            delta = run(stack.template, params, stream)
-            deltas.append(_where(b.speaks, _spread(b.alpha, delta) * delta, -0.0))
-            if len(b.echo_seeds):
-                assert beside is not None
-                fixed = {name: p.detach()[b.echo_seeds] for name, p in params.items()}
-                echo = run(stack.template, fixed, beside[b.echoes.rows])
-                echo = _where(b.echoes.real, _spread(b.alpha[b.echo_seeds], echo) * echo, -0.0)
-                beside = beside.index_add(0, b.echoes.rows, echo)
-            if len(b.spawns.rows):
-                seeds = b.spawns.rows
-                off = stream[seeds].detach()
-                on = off + _spread(b.target[seeds], off) * delta[seeds]
-                starts.append(_where(b.speaks[seeds], off, on))
-        x = x.index_add(0, torch.cat([b.hosts for b in buckets]), torch.cat(deltas).to(x.dtype))
-        rows = [row for row in (beside, *starts) if row is not None]
-        return x, torch.cat(rows) if rows else None
+        """Let the seeds of one slot speak, in their hosts and in the rows beside, and start new rows."""
+        stream = x.index_select(0, plan.hosts)
+        stream = _where(plan.speaks, stream, stream.detach())
+        heard = None if beside is None else beside.index_select(0, plan.echoes.rows)
+        deltas, echoes = self.deltas(flats, stream, heard, plan.buckets)
+        loud = _where(plan.speaks, _spread(plan.alpha, deltas) * deltas, -0.0)
+        x = x.index_add(0, plan.hosts, loud)
+        if beside is not None and echoes is not None:
+            loud = _where(plan.echoes.real, _spread(plan.echo_alpha, echoes) * echoes, -0.0)
+            beside = beside.index_add(0, plan.echoes.rows, loud)
+        seeds = plan.spawns.rows
+        if not len(seeds):
+            return x, beside
+        off = stream.detach()[seeds]
+        on = off + _spread(plan.target[seeds], off) * deltas[seeds]
+        start = _where(plan.speaks[seeds], off, on)
+        return x, start if beside is None else torch.cat([beside, start])
+
+    def deltas(
+        self,
+        flats: dict[Kind | None, Tensor],
+        stream: Tensor,
+        heard: Tensor | None,
+        buckets: Sequence[BucketPlan],
+    ) -> tuple[Tensor, Tensor | None]:
+        """What all seeds of a slot make of their hosts' streams and, with fixed weights, of the rows beside."""
+        streams = stream.split([b.num_seeds for b in buckets])
+        beside = heard.split([b.num_echoes for b in buckets]) if heard is not None else [stream[:0]] * len(buckets)
+        deltas, echoes = [], []
+        for b, own, other in zip(buckets, streams, beside, strict=True):
+            stack, flat = self.buckets[b.kind].stack, flats[b.kind]
+            both = torch.cat([own, other]) if b.num_echoes else own
+            rows = torch.cat([flat, flat.detach()[b.echo_seeds]]) if b.num_echoes else flat
+            delta = run(stack.template, stack.layout.views(rows), both).to(own.dtype)
+            deltas.append(delta[: b.num_seeds])
+            echoes.append(delta[b.num_seeds :])
+        return torch.cat(deltas), torch.cat(echoes) if heard is not None else None
 
     @torch.no_grad()
     def evaluate(self) -> Measured:

@@ -3,7 +3,7 @@
 A plan is made on the CPU between two decisions. Counts are padded, so that one captured program serves many plans.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -22,8 +22,8 @@ class Kind(NamedTuple):
     graft: Graft
 
 
-Padding = Callable[[Kind, str, int], int]
-"""How many rows to run for so many real ones of a kind."""
+Padding = Callable[[Hashable, int], int]
+"""How many rows to run for so many real ones of something."""
 
 
 class Rows(NamedTuple):
@@ -37,27 +37,34 @@ class BucketPlan(NamedTuple):
     """The seeds of one kind in this epoch."""
 
     kind: Kind
+    num_seeds: int
+    num_echoes: int
+    learns: Bool[Tensor, " R"]
+    lr: Float[Tensor, " R"]
+    echo_seeds: Int[Tensor, " E"]
+    """The seeds that are heard by rows beside the hosts, too."""
+
+
+class SlotPlan(NamedTuple):
+    """All seeds of one slot in this epoch, bucket after bucket."""
+
+    buckets: tuple[BucketPlan, ...]
     hosts: Int[Tensor, " R"]
     """The host of each seed; free rows point at host 0."""
     alpha: Float[Tensor, " R"]
     target: Float[Tensor, " R"]
     speaks: Bool[Tensor, " R"]
-    learns: Bool[Tensor, " R"]
-    lr: Float[Tensor, " R"]
-    all_speak: bool
-    """Nobody here is silent, so no gradient needs to be kept from the hosts."""
     spawns: Rows
     """The seeds from which a row beside their host starts here."""
     echoes: Rows
-    """The rows beside the hosts, from earlier slots, whose host has a speaking seed here..."""
-    echo_seeds: Int[Tensor, " E"]
-    """...and that seed's row in the bucket."""
+    """The rows beside the hosts, from earlier slots, whose host has a speaking seed here, bucket after bucket."""
+    echo_alpha: Float[Tensor, " E"]
 
 
 class Plan(NamedTuple):
-    """One epoch's buckets, slot by slot, and the rows beside the hosts in the order in which they start."""
+    """One epoch's seeds, slot by slot, and the rows beside the hosts in the order in which they start."""
 
-    slots: tuple[tuple[BucketPlan, ...], ...]
+    slots: tuple[SlotPlan, ...]
     beside: Rows
     """The host of each row beside."""
     beside_slot: Int[Tensor, " M"]
@@ -76,7 +83,7 @@ class Seeds(NamedTuple):
     lr: np.ndarray
 
 
-def exact(kind: Kind, what: str, count: int) -> int:
+def exact(what: Hashable, count: int) -> int:
     """As many rows as needed, but not one: a single row takes another path through bmm, with other bits."""
     return max(count, 2) if count else 0
 
@@ -85,14 +92,12 @@ class Roomy:
     """Room that only ever grows, in powers of two, so that births and deaths rarely change a shape."""
 
     def __init__(self, least: int) -> None:
-        self.least = least
-        self.rooms: dict[tuple[Kind, str], int] = {}
+        self.least = max(least, 2)
+        self.rooms: dict[Hashable, int] = {}
 
-    def __call__(self, kind: Kind, what: str, count: int) -> int:
-        needed = max(count, self.least, 2)
-        room = max(self.rooms.get((kind, what), 0), power_of_two(needed))
-        self.rooms[kind, what] = room
-        return room
+    def __call__(self, what: Hashable, count: int) -> int:
+        self.rooms[what] = max(self.rooms.get(what, 0), power_of_two(max(count, self.least)))
+        return self.rooms[what]
 
 
 def power_of_two(count: int) -> int:
@@ -103,39 +108,59 @@ def make_plan(
     buckets: Mapping[Kind, Seeds], num_slots: int, measuring: bool, padding: Padding, device: torch.device
 ) -> Plan:
     """In training a row starts beside the host for each silent seed; in measuring, for every seed."""
-    hosts, real, slots, speaks = (np.zeros(0, dtype) for dtype in (np.int64, bool, np.int64, bool))
+    beside, beside_slot, beside_speaks = np.zeros((0, 2), np.int64), np.zeros(0, np.int64), np.zeros(0, bool)
     plans = []
     for s in range(num_slots):
-        here, before = [], len(hosts)
-        for kind, seeds in ((k, b) for k, b in buckets.items() if k.slot == s):
-            living = seeds.hosts >= 0
-            loud = living & (seeds.alpha > 0)
-            starting = np.flatnonzero(living if measuring else seeds.silent)
-            room = len(seeds.hosts) if measuring else padding(kind, "spawns", len(starting))
-            spawns, is_real = _padded(starting, room)
-            seed_of = np.full(max(seeds.hosts.max(initial=0), hosts.max(initial=0)) + 1, -1)
-            seed_of[seeds.hosts[loud]] = np.flatnonzero(loud)
-            echoing = np.flatnonzero(real[:before] & (seed_of[hosts[:before]] >= 0))
-            room = padding(kind, f"echoes {measuring}", len(echoing)) if before else 0
-            echoes, echo_real = _padded(echoing, room)
-            tensors = (np.where(living, seeds.hosts, 0), seeds.alpha, seeds.target, loud, loud | seeds.silent, seeds.lr)
-            here.append(
-                BucketPlan(
-                    kind,
-                    *(_to(x, device) for x in tensors),
-                    all_speak=bool((loud | ~living).all()) and padding is exact,
-                    spawns=Rows(_to(spawns, device), _to(is_real, device)),
-                    echoes=Rows(_to(echoes, device), _to(echo_real, device)),
-                    echo_seeds=_to(np.where(echo_real, seed_of[hosts[echoes]] if len(hosts) else echoes, 0), device),
-                )
+        here = {kind: seeds for kind, seeds in buckets.items() if kind.slot == s}
+        hosts, alpha, target, silent = (_joined([seeds[i] for seeds in here.values()]) for i in range(4))
+        living = hosts >= 0
+        loud = living & (alpha > 0)
+        starting = np.flatnonzero(living if measuring else silent)
+        what = "counterfactuals" if measuring else "incubators"
+        spawns, started = _padded(starting, padding((s, what), len(starting)) if here else 0)
+        plan_of_bucket, echoes = _echoes(here, beside, measuring, padding, device)
+        plans.append(
+            SlotPlan(
+                plan_of_bucket,
+                *(_to(x, device) for x in (np.where(living, hosts, 0), alpha, target, loud)),
+                spawns=Rows(_to(spawns, device), _to(started, device)),
+                echoes=Rows(_to(echoes[:, 0], device), _to(echoes[:, 1] > 0, device)),
+                echo_alpha=_to(_joined([_echo_alpha(p, here[p.kind]) for p in plan_of_bucket]), device),
             )
-            hosts = np.concatenate([hosts, np.where(is_real, seeds.hosts[spawns], 0)])
-            real = np.concatenate([real, is_real])
-            slots = np.concatenate([slots, np.full(len(spawns), s)])
-            speaks = np.concatenate([speaks, loud[spawns] & is_real])
-        plans.append(tuple(here))
-    beside = Rows(_to(hosts, device), _to(real, device))
-    return Plan(tuple(plans), beside, _to(slots, device), _to(speaks, device))
+        )
+        new = np.stack([np.where(started, hosts[spawns], 0) if here else spawns, started], 1)
+        beside = np.concatenate([beside, new])
+        beside_slot = np.concatenate([beside_slot, np.full(len(spawns), s)])
+        beside_speaks = np.concatenate([beside_speaks, loud[spawns] & started if here else started])
+    rows = Rows(_to(beside[:, 0], device), _to(beside[:, 1] > 0, device))
+    return Plan(tuple(plans), rows, _to(beside_slot, device), _to(beside_speaks, device))
+
+
+def _echoes(
+    here: Mapping[Kind, Seeds], beside: np.ndarray, measuring: bool, padding: Padding, device: torch.device
+) -> tuple[tuple[BucketPlan, ...], np.ndarray]:
+    """The buckets of a slot, and which rows beside hear which of their seeds: (row, whether real), bucket by bucket."""
+    plans, rows = [], [np.zeros((0, 2), np.int64)]
+    for kind, seeds in here.items():
+        loud = (seeds.hosts >= 0) & (seeds.alpha > 0)
+        seed_of = np.full(max(seeds.hosts.max(initial=0), beside[:, 0].max(initial=0)) + 1, -1)
+        seed_of[seeds.hosts[loud]] = np.flatnonzero(loud)
+        hearing = np.flatnonzero((beside[:, 1] > 0) & (seed_of[beside[:, 0]] >= 0))
+        room = padding((kind, f"echoes {measuring}"), len(hearing)) if len(beside) else 0
+        echoes, real = _padded(hearing, room)
+        heard = np.where(real, seed_of[beside[echoes, 0]], 0) if room else echoes
+        learns = _to(loud | seeds.silent, device)
+        plans.append(BucketPlan(kind, len(loud), room, learns, _to(seeds.lr, device), _to(heard, device)))
+        rows.append(np.stack([echoes, real], 1))
+    return tuple(plans), np.concatenate(rows)
+
+
+def _echo_alpha(plan: BucketPlan, seeds: Seeds) -> np.ndarray:
+    return seeds.alpha[plan.echo_seeds.cpu().numpy()] if plan.num_echoes else np.zeros(0, np.float32)
+
+
+def _joined(arrays: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(arrays) if arrays else np.zeros(0, np.float32)
 
 
 def _padded(index: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
