@@ -83,5 +83,7 @@ def rows_of(fleet: Fleet, host: int) -> dict[str, torch.Tensor]:
     for kind, bucket in fleet.buckets.items():
         for row in (bucket.hosts == host).nonzero()[0]:
             seed = bucket.stack.layout.views(bucket.stack.flat)
-            rows |= {f"slots.{kind.slot}.seed.{name}": p[row] for name, p in seed.items()}
+            gated = fleet.state.graft[host, kind.slot] == Graft.GATE
+            own = {name: p[row] for name, p in seed.items() if gated or not name.startswith("g.")}
+            rows |= {f"slots.{kind.slot}.seed.{name}": p for name, p in own.items()}
     return rows

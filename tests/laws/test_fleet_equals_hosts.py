@@ -27,7 +27,7 @@ def test_the_fleet_equals_its_hosts(kind, optimizer):
     """Every weight, loss, contribution and stage, to 1e-9, over lives of random legal actions."""
     fleet, alone = pair(kind, CONFIGS[optimizer])
     generator = torch.Generator().manual_seed(3)
-    kinds, stages = set(), set()
+    kinds, grafts, stages = set(), set(), set()
     for _ in range(12):
         actions = random_legal(fleet.legal(), fleet.space.sizes, generator)
         refused, train_loss, measured = fleet.decide(actions)
@@ -50,9 +50,10 @@ def test_the_fleet_equals_its_hosts(kind, optimizer):
                 measured.contribution[n].double(), expected_worth, equal_nan=True, rtol=0, atol=1e-6
             )
         kinds |= set(fleet.buckets)
+        grafts |= set(fleet.state.graft[fleet.state.blueprint >= 0].tolist())
         stages |= set(fleet.state.stage.unique().tolist())
-    assert len(kinds) > 8
-    assert {kind.graft for kind in kinds} == set(Graft)
+    assert len(kinds) > 5
+    assert grafts == set(Graft)
     assert len(stages) >= 6
 
 

@@ -1,6 +1,6 @@
 """N hosts of one spec, trained as one program: their parameters stacked, their seeds in buckets of one kind."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from esper.kasmina.gates import LifecycleConfig
 from esper.kasmina.host import num_parameters
 from esper.kasmina.hosts import build_host
 from esper.kasmina.lifecycle import apply, empty_slots, incubating, legal, tick, unmeasured
-from esper.kasmina.slots import Seed, build_seed
+from esper.kasmina.slots import AnySeed, build_seed
 from esper.leyline.actions import Graft
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import Purpose, key, permutation
@@ -22,7 +22,7 @@ from esper.leyline.specs import HostSpec, SlotSpec
 from esper.leyline.state import NO_BLUEPRINT, SlotState, Task, Vitals
 from esper.tolaria.capture import Program, Programs
 from esper.tolaria.config import TrainConfig
-from esper.tolaria.plan import BucketPlan, Kind, Padding, Plan, Roomy, Seeds, SlotPlan, exact, make_plan, power_of_two
+from esper.tolaria.plan import Kind, Padding, Plan, Roomy, Seeds, SlotPlan, exact, make_plan, power_of_two
 from esper.tolaria.stack import Params, Stack, clipped, run, step
 
 Norms = dict[Kind | None, Float[Tensor, " R"]]
@@ -42,8 +42,8 @@ class Bucket:
     """The seeds of one kind: a stack, and the host of each row, -1 for a free one."""
 
     def __init__(self, kind: Kind, slot: SlotSpec, device: torch.device, dtype: torch.dtype, room: int) -> None:
-        build_seed(slot, kind.blueprint, kind.graft)  # raises if this seed cannot live in this slot
-        self.stack = Stack(lambda: Seed(slot, kind.blueprint, kind.graft), 0, device, dtype, room)
+        build_seed(slot, kind.blueprint, Graft.GATE)  # raises if this seed cannot live in this slot
+        self.stack = Stack(lambda: AnySeed(slot, kind.blueprint), 0, device, dtype, room)
         self.hosts = np.zeros(0, dtype=np.int64)
 
     def release(self, staying: np.ndarray) -> None:
@@ -52,12 +52,16 @@ class Bucket:
         self.hosts[leaving] = -1
         self.stack.clear(torch.from_numpy(np.flatnonzero(leaving)).to(self.stack.flat.device))
 
-    def admit(self, hosts: np.ndarray, keys: Int[Tensor, " R"], room: int) -> None:
-        """Give newborns a row, making room first if there is none."""
+    def admit(self, hosts: np.ndarray, keys: Int[Tensor, " R"], gated: Bool[Tensor, " R"], room: int) -> None:
+        """Give newborns a row, making room first if there is none. Only the gated ones have a gate."""
         self.fit(room)
         rows = np.flatnonzero(self.hosts < 0)[: len(hosts)]
         self.hosts[rows] = hosts
-        self.stack.bear(torch.from_numpy(rows).to(keys.device), keys)
+        at = torch.from_numpy(rows).to(keys.device)
+        self.stack.bear(at, keys)
+        for name, view in self.stack.layout.views(self.stack.flat).items():
+            if name.startswith("g."):
+                view[at] *= gated.view(-1, *[1] * (view.ndim - 1))
 
     def fit(self, size: int) -> None:
         """Hold `size` rows if that is more than now, or less than a quarter; the living move to the front."""
@@ -173,24 +177,24 @@ class Fleet:
 
     def tend(self, state: SlotState, fresh: Bool[Tensor, " N"] | None = None) -> None:
         """Take on a state: newborns get a row in their bucket, the gone lose theirs. `fresh` hosts keep nothing."""
-        now, graft, births = (x.cpu().numpy() for x in (state.blueprint, state.graft, state.births))
+        now, births = (x.cpu().numpy() for x in (state.blueprint, state.births))
         renewed = np.zeros(len(now), bool) if fresh is None else fresh.cpu().numpy()
         for kind, bucket in self.buckets.items():
-            same = (now[:, kind.slot] == self.space.blueprints.index(kind.blueprint)) & ~renewed
-            bucket.release(same & (graft[:, kind.slot] == kind.graft))
-        kinds = np.unique(np.stack([np.indices(now.shape)[1], now, graft], -1)[now != NO_BLUEPRINT], axis=0)
-        for s, b, g in kinds.tolist():
-            kind = Kind(s, self.space.blueprints[b], Graft(g))
+            bucket.release((now[:, kind.slot] == self.space.blueprints.index(kind.blueprint)) & ~renewed)
+        kinds = np.unique(np.stack([np.indices(now.shape)[1], now], -1)[now != NO_BLUEPRINT], axis=0)
+        for s, b in kinds.tolist():
+            kind = Kind(s, self.space.blueprints[b])
             if kind not in self.known:
                 room = power_of_two(self.num_hosts) if self.programs else 0
                 self.known[kind] = Bucket(kind, self.slots[s], self.device, self.dtype, room)
             bucket = self.buckets[kind] = self.known[kind]
-            newborns = np.setdiff1d(np.flatnonzero((now[:, s] == b) & (graft[:, s] == g)), bucket.hosts)
+            newborns = np.setdiff1d(np.flatnonzero(now[:, s] == b), bucket.hosts)
             if len(newborns):
                 hosts = torch.from_numpy(newborns).to(self.device)
                 birth = torch.from_numpy(births[newborns, s]).to(self.device)
                 room = self.padding((kind, "seeds"), int((bucket.hosts >= 0).sum()) + len(newborns))
-                bucket.admit(newborns, key(self.rng_seeds[hosts], Purpose.SEED_WEIGHTS, s, birth), room)
+                keys = key(self.rng_seeds[hosts], Purpose.SEED_WEIGHTS, s, birth)
+                bucket.admit(newborns, keys, state.graft[hosts, s] == Graft.GATE, room)
         self.idle = {
             kind: 0 if (b.hosts >= 0).any() else self.idle.get(kind, 0) + 1 for kind, b in self.buckets.items()
         }
@@ -198,7 +202,7 @@ class Fleet:
         self.state = state
 
     def plan(self, measuring: bool) -> Plan:
-        alpha, target = (x.cpu().numpy() for x in (self.state.alpha, self.state.alpha_target))
+        graft, alpha, target = (x.cpu().numpy() for x in (self.state.graft, self.state.alpha, self.state.alpha_target))
         silent = incubating(self.state).cpu().numpy()
         lr = (self.seed_lr * self.config.seed_rate(self.state.seed_age)).cpu().numpy()
 
@@ -206,7 +210,7 @@ class Fleet:
             living, at = hosts >= 0, (hosts, kind.slot)
             zero = alpha.dtype.type(0)
             heard, aim = np.where(living, alpha[at], zero), np.where(living, target[at], zero)
-            return Seeds(hosts, heard, aim, living & silent[at], lr[at])
+            return Seeds(hosts, graft[at], heard, aim, living & silent[at], lr[at])
 
         found = {kind: seeds(kind, bucket.hosts) for kind, bucket in self.buckets.items()}
         return make_plan(found, len(self.slots), measuring, self.padding, self.device)
@@ -303,7 +307,7 @@ class Fleet:
         stream = x.index_select(0, plan.hosts)
         stream = _where(plan.speaks, stream, stream.detach())
         heard = None if beside is None else beside.index_select(0, plan.echoes.rows)
-        deltas, echoes = self.deltas(flats, stream, heard, plan.buckets)
+        deltas, echoes = self.deltas(flats, stream, heard, plan)
         loud = _where(plan.speaks, _spread(plan.alpha, deltas) * deltas, -0.0)
         x = x.index_add(0, plan.hosts, loud)
         if beside is not None and echoes is not None:
@@ -322,17 +326,21 @@ class Fleet:
         flats: dict[Kind | None, Tensor],
         stream: Tensor,
         heard: Tensor | None,
-        buckets: Sequence[BucketPlan],
+        plan: SlotPlan,
     ) -> tuple[Tensor, Tensor | None]:
         """What all seeds of a slot make of their hosts' streams and, with fixed weights, of the rows beside."""
-        streams = stream.split([b.num_seeds for b in buckets])
-        beside = heard.split([b.num_echoes for b in buckets]) if heard is not None else [stream[:0]] * len(buckets)
+        buckets = plan.buckets
+        seeds, rows_beside = [b.num_seeds for b in buckets], [b.num_echoes for b in buckets]
+        streams, grafts = stream.split(seeds), plan.graft.split(seeds)
+        beside = heard.split(rows_beside) if heard is not None else [stream[:0]] * len(buckets)
+        echo_grafts = plan.echo_graft.split(rows_beside)
         deltas, echoes = [], []
-        for b, own, other in zip(buckets, streams, beside, strict=True):
+        for b, own, graft, other, echo_graft in zip(buckets, streams, grafts, beside, echo_grafts, strict=True):
             stack, flat = self.buckets[b.kind].stack, flats[b.kind]
             both = torch.cat([own, other]) if b.num_echoes else own
             rows = torch.cat([flat, flat.detach()[b.echo_seeds]]) if b.num_echoes else flat
-            delta = run(stack.template, stack.layout.views(rows), both).to(own.dtype)
+            how = torch.cat([graft, echo_graft])
+            delta = run(stack.template, stack.layout.views(rows), both, how).to(own.dtype)
             deltas.append(delta[: b.num_seeds])
             echoes.append(delta[b.num_seeds :])
         return torch.cat(deltas), torch.cat(echoes) if heard is not None else None

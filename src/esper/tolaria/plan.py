@@ -11,15 +11,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from esper.leyline.actions import Graft
-
 
 class Kind(NamedTuple):
     """What the seeds of a bucket have in common."""
 
     slot: int
     blueprint: str
-    graft: Graft
 
 
 Padding = Callable[[Hashable, int], int]
@@ -51,6 +48,7 @@ class SlotPlan(NamedTuple):
     buckets: tuple[BucketPlan, ...]
     hosts: Int[Tensor, " R"]
     """The host of each seed; free rows point at host 0."""
+    graft: Int[Tensor, " R"]
     alpha: Float[Tensor, " R"]
     target: Float[Tensor, " R"]
     speaks: Bool[Tensor, " R"]
@@ -58,6 +56,7 @@ class SlotPlan(NamedTuple):
     """The seeds from which a row beside their host starts here."""
     echoes: Rows
     """The rows beside the hosts, from earlier slots, whose host has a speaking seed here, bucket after bucket."""
+    echo_graft: Int[Tensor, " E"]
     echo_alpha: Float[Tensor, " E"]
 
 
@@ -76,6 +75,7 @@ class Seeds(NamedTuple):
     """The seeds of one kind, as the CPU knows them; -1 is a free row."""
 
     hosts: np.ndarray
+    graft: np.ndarray
     alpha: np.ndarray
     target: np.ndarray
     silent: np.ndarray
@@ -112,7 +112,7 @@ def make_plan(
     plans = []
     for s in range(num_slots):
         here = {kind: seeds for kind, seeds in buckets.items() if kind.slot == s}
-        hosts, alpha, target, silent = (_joined([seeds[i] for seeds in here.values()]) for i in range(4))
+        hosts, graft, alpha, target, silent = (_joined([seeds[i] for seeds in here.values()]) for i in range(5))
         living = hosts >= 0
         loud = living & (alpha > 0)
         starting = np.flatnonzero(living if measuring else silent)
@@ -122,10 +122,15 @@ def make_plan(
         plans.append(
             SlotPlan(
                 plan_of_bucket,
-                *(_to(x, device) for x in (np.where(living, hosts, 0), alpha, target, loud)),
+                *(_to(x, device) for x in (np.where(living, hosts, 0), graft, alpha, target, loud)),
                 spawns=Rows(_to(spawns, device), _to(started, device)),
                 echoes=Rows(_to(echoes[:, 0], device), _to(echoes[:, 1] > 0, device)),
-                echo_alpha=_to(_joined([_echo_alpha(p, here[p.kind]) for p in plan_of_bucket]), device),
+                echo_graft=_to(
+                    _joined([here[p.kind].graft[p.echo_seeds.cpu().numpy()] for p in plan_of_bucket]), device
+                ),
+                echo_alpha=_to(
+                    _joined([here[p.kind].alpha[p.echo_seeds.cpu().numpy()] for p in plan_of_bucket]), device
+                ),
             )
         )
         new = np.stack([np.where(started, hosts[spawns], 0) if here else spawns, started], 1)
@@ -153,10 +158,6 @@ def _echoes(
         plans.append(BucketPlan(kind, len(loud), room, learns, _to(seeds.lr, device), _to(heard, device)))
         rows.append(np.stack([echoes, real], 1))
     return tuple(plans), np.concatenate(rows)
-
-
-def _echo_alpha(plan: BucketPlan, seeds: Seeds) -> np.ndarray:
-    return seeds.alpha[plan.echo_seeds.cpu().numpy()] if plan.num_echoes else np.zeros(0, np.float32)
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:

@@ -102,9 +102,9 @@ class Stack:
         self.rows = rows
 
 
-def run(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+def run(module: nn.Module, params: Params, *inputs: Tensor) -> Tensor:
     """One module's rows on their own inputs, (R, B, ...) to (R, B, ...)."""
-    return vmap(lambda p, x: functional_call(module, p, (x,)))(params, x)
+    return vmap(lambda p, *x: functional_call(module, p, x))(params, *inputs)
 
 
 def clipped(grad: Float[Tensor, "R P"], limit: float) -> tuple[Float[Tensor, "R P"], Float[Tensor, " R"]]:
