@@ -1,0 +1,38 @@
+"""On a GPU the fleet gives the numbers it gives on a CPU, kernel by kernel and as recorded programs."""
+
+import pytest
+import torch
+from toys import SPECS, random_legal, rows_of, toy_task
+
+from esper.tolaria import Fleet, TrainConfig
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("kind", SPECS)
+def test_a_gpu_agrees_with_the_cpu(kind, graphs):
+    """To 1e-6 in float64: alpha is float32 everywhere, and its curves differ between devices in the last bit."""
+    config = TrainConfig(batch_size=32, lr=0.01)
+
+    def fleet(device: str) -> Fleet:
+        task = toy_task(kind, 96, dtype=torch.float64)
+        where = {"device": torch.device(device), "dtype": torch.float64, "graphs": graphs}
+        return Fleet(SPECS[kind], task, range(9), config, **where)
+
+    cpu, gpu = fleet("cpu"), fleet("cuda")
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(14):
+        actions = random_legal(cpu.legal(), cpu.space.sizes, generator)
+        _, expected, measured = cpu.decide(actions)
+        _, losses, there = gpu.decide(actions.cuda())
+        torch.testing.assert_close(losses.cpu(), expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(there.contribution.cpu(), measured.contribution, rtol=0, atol=1e-5, equal_nan=True)
+        for n in range(9):
+            ours, theirs = rows_of(gpu, n), rows_of(cpu, n)
+            assert ours.keys() == theirs.keys()
+            for name in ours:
+                torch.testing.assert_close(ours[name].cpu(), theirs[name], rtol=0, atol=1e-6)
+    if gpu.programs is not None:
+        assert gpu.programs.usable
+        assert gpu.programs.hits > 0
