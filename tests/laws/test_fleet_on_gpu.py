@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from toys import SPECS, random_legal, rows_of, toy_task
 
 from esper.tolaria import Fleet, TrainConfig
+from toys import SPECS, random_legal, rows_of, toy_task
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
