@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import EsperError, unknown
+from esper.leyline.specs import HostSpec
+from esper.leyline.state import Task
 
 OptimizerName = Literal["adamw", "sgd"]
 
@@ -49,3 +51,16 @@ class TrainConfig:
         """What to multiply the step size of a seed with, in its so-manieth epoch (1 is the first)."""
         boost = torch.where(seed_age <= self.newborn_epochs, self.newborn_boost, 1.0)
         return boost * (seed_age / max(self.warmup, 1)).clamp(max=1) if self.warmup else boost
+
+
+def check_fit(spec: HostSpec, task: Task, config: TrainConfig) -> None:
+    """Refuse hosts and tasks that do not belong together."""
+    if (spec.inputs, spec.outputs) != (task.spec.inputs, task.spec.outputs):
+        raise EsperError(
+            f"the host takes {spec.inputs} to {spec.outputs},"
+            f" but task {task.spec.name!r} {task.spec.inputs} to {task.spec.outputs}"
+        )
+    if len(task.train.x) < config.batch_size:
+        raise EsperError(f"batch_size ({config.batch_size}) exceeds the {len(task.train.x)} training examples")
+    if not len(task.validation.x):
+        raise EsperError(f"task {task.spec.name!r} has no validation data to measure contributions on")

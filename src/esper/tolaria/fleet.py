@@ -16,12 +16,11 @@ from esper.kasmina.hosts import build_host
 from esper.kasmina.lifecycle import apply, empty_slots, incubating, legal, tick, unmeasured
 from esper.kasmina.slots import AnySeed, build_seed
 from esper.leyline.actions import Graft
-from esper.leyline.errors import EsperError
 from esper.leyline.rng import Purpose, key, permutation
 from esper.leyline.specs import HostSpec, SlotSpec
 from esper.leyline.state import NO_BLUEPRINT, SlotState, Task, Vitals
 from esper.tolaria.capture import Program, Programs
-from esper.tolaria.config import TrainConfig
+from esper.tolaria.config import TrainConfig, check_fit
 from esper.tolaria.plan import Kind, Padding, Plan, Roomy, Seeds, SlotPlan, exact, make_plan, power_of_two
 from esper.tolaria.stack import Params, Stack, clipped, run, step
 
@@ -88,13 +87,7 @@ class Fleet:
         compute: torch.dtype | None = None,
         graphs: bool = True,
     ) -> None:
-        if (spec.inputs, spec.outputs) != (task.spec.inputs, task.spec.outputs):
-            raise EsperError(
-                f"hosts take {spec.inputs} to {spec.outputs},"
-                f" but task {task.spec.name!r} {task.spec.inputs} to {task.spec.outputs}"
-            )
-        if len(task.train.x) < config.batch_size:
-            raise EsperError(f"batch_size ({config.batch_size}) exceeds the {len(task.train.x)} training examples")
+        check_fit(spec, task, config)
         self.spec, self.config, self.lifecycle = spec, config, lifecycle
         self.device, self.dtype, self.compute = device, dtype, compute or dtype
         self.programs = Programs() if graphs and device.type == "cuda" else None

@@ -19,7 +19,7 @@ from esper.leyline.reports import EpochReport, SlotReport
 from esper.leyline.rng import Purpose, key, permutation
 from esper.leyline.specs import HostSpec
 from esper.leyline.state import NO_BLUEPRINT, SlotState, Split, Task, Vitals
-from esper.tolaria.config import TrainConfig
+from esper.tolaria.config import TrainConfig, check_fit
 from esper.tolaria.surgery import TRUNK, add_group, make_optimizer, remove_group
 
 
@@ -44,15 +44,7 @@ class Reference:
         rng_seed: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        if (spec.inputs, spec.outputs) != (task.spec.inputs, task.spec.outputs):
-            raise EsperError(
-                f"the host takes {spec.inputs} to {spec.outputs},"
-                f" but task {task.spec.name!r} {task.spec.inputs} to {task.spec.outputs}"
-            )
-        if len(task.train.x) < config.batch_size:
-            raise EsperError(f"batch_size ({config.batch_size}) exceeds the {len(task.train.x)} training examples")
-        if not len(task.validation.x):
-            raise EsperError(f"task {task.spec.name!r} has no validation data to measure contributions on")
+        check_fit(spec, task, config)
         self.spec, self.config, self.lifecycle, self.dtype = spec, config, lifecycle, dtype
         self.task = task._replace(train=_cast(task.train, dtype), validation=_cast(task.validation, dtype))
         self.rng_seed, self.epoch = int(rng_seed), 0
