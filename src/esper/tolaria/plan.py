@@ -125,12 +125,8 @@ def make_plan(
                 *(_to(x, device) for x in (np.where(living, hosts, 0), graft, alpha, target, loud)),
                 spawns=Rows(_to(spawns, device), _to(started, device)),
                 echoes=Rows(_to(echoes[:, 0], device), _to(echoes[:, 1] > 0, device)),
-                echo_graft=_to(
-                    _joined([here[p.kind].graft[p.echo_seeds.cpu().numpy()] for p in plan_of_bucket]), device
-                ),
-                echo_alpha=_to(
-                    _joined([here[p.kind].alpha[p.echo_seeds.cpu().numpy()] for p in plan_of_bucket]), device
-                ),
+                echo_graft=_to(graft[echoes[:, 2]], device),
+                echo_alpha=_to(alpha[echoes[:, 2]], device),
             )
         )
         new = np.stack([np.where(started, hosts[spawns], 0) if here else spawns, started], 1)
@@ -144,8 +140,8 @@ def make_plan(
 def _echoes(
     here: Mapping[Kind, Seeds], beside: np.ndarray, measuring: bool, padding: Padding, device: torch.device
 ) -> tuple[tuple[BucketPlan, ...], np.ndarray]:
-    """The buckets of a slot, and which rows beside hear which of their seeds: (row, whether real), bucket by bucket."""
-    plans, rows = [], [np.zeros((0, 2), np.int64)]
+    """The buckets of a slot, and who beside hears them: (row, whether real, the seed among all of the slot)."""
+    plans, rows, before = [], [np.zeros((0, 3), np.int64)], 0
     for kind, seeds in here.items():
         loud = (seeds.hosts >= 0) & (seeds.alpha > 0)
         seed_of = np.full(max(seeds.hosts.max(initial=0), beside[:, 0].max(initial=0)) + 1, -1)
@@ -156,7 +152,8 @@ def _echoes(
         heard = np.where(real, seed_of[beside[echoes, 0]], 0) if room else echoes
         learns = _to(loud | seeds.silent, device)
         plans.append(BucketPlan(kind, len(loud), room, learns, _to(seeds.lr, device), _to(heard, device)))
-        rows.append(np.stack([echoes, real], 1))
+        rows.append(np.stack([echoes, real, before + heard], 1))
+        before += len(loud)
     return tuple(plans), np.concatenate(rows)
 
 
