@@ -27,7 +27,7 @@ def mlp(spec: HostSpec) -> list[nn.Module]:
 def cnn1d(spec: HostSpec) -> list[nn.Module]:
     channels = (spec.inputs[-1], *spec.widths)
     blocks = [
-        nn.Sequential(Conv(a, b, (5,), stride=2, bias=False), Norm(b, space=True), nn.ReLU())
+        nn.Sequential(Conv(a, b, (5,), stride=2, bias=False), Norm(b, space=True, relu=True))
         for a, b in pairwise(channels)
     ]
     return [*blocks, nn.Sequential(MeanOverSpace(), Linear(channels[-1], spec.outputs))]
@@ -36,7 +36,7 @@ def cnn1d(spec: HostSpec) -> list[nn.Module]:
 def cnn2d(spec: HostSpec) -> list[nn.Module]:
     channels = (spec.inputs[-1], *spec.widths)
     blocks = [
-        nn.Sequential(Conv(a, b, (3, 3), bias=False), Norm(b, space=True), nn.ReLU(), Pool())
+        nn.Sequential(Conv(a, b, (3, 3), bias=False), Norm(b, space=True, relu=True), Pool())
         for a, b in pairwise(channels)
     ]
     return [*blocks, nn.Sequential(MeanOverSpace(), Linear(channels[-1], spec.outputs))]

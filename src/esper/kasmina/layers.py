@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from esper.kasmina.kernels import normalize
+from esper.kasmina.kernels import convolve, group_norm
 
 
 class Layer(nn.Module):
@@ -46,7 +46,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class Conv(Layer):
-    """A convolution over one or two axes, as unfold and matmul, with the weight layout of torch's own.
+    """A convolution over one or two axes, with the weight layout of torch's own.
 
     `depthwise` filters each channel by itself. The output is `stride` times shorter, rounded up.
     """
@@ -70,25 +70,26 @@ class Conv(Layer):
         self.bias = self.draw("bias", (outputs,), bound) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
+        out = self.filtered(x) if self.depthwise else convolve(x, self.weight, self.stride)
+        return out if self.bias is None else out + self.bias
+
+    def filtered(self, x: Tensor) -> Tensor:
         padding = [side for k in reversed(self.kernel) for side in (k // 2, k // 2)]
         x = functional.pad(x, [0, 0, *padding])
         for axis, k in enumerate(self.kernel, start=1):
             x = x.unfold(axis, k, self.stride)
-        if not self.depthwise:
-            patches = x.flatten(-1 - len(self.kernel))  # B *space in*kernel
-            return _linear(patches, self.weight.flatten(1), self.bias)
-        x = (x.flatten(-len(self.kernel)) * self.weight.flatten(1)).sum(-1)
-        return x if self.bias is None else x + self.bias
+        return (x.flatten(-len(self.kernel)) * self.weight.flatten(1)).sum(-1)
 
 
 class Norm(Layer):
     """Normalises each example: the channels of each position or, with `space`, groups of channels over all positions.
 
-    `zero` starts it as the zero map.
+    `zero` starts it as the zero map. `relu` cuts what is negative, in the same pass over memory.
     """
 
-    def __init__(self, channels: int, *, space: bool = False, zero: bool = False) -> None:
+    def __init__(self, channels: int, *, space: bool = False, zero: bool = False, relu: bool = False) -> None:
         super().__init__()
+        self.relu = relu
         self.groups = 2 if space and channels % 2 == 0 and channels >= 8 else 1
         self.space = space
         self.weight = nn.Parameter(torch.zeros(channels) if zero else torch.ones(channels))
@@ -96,9 +97,9 @@ class Norm(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.space:
-            return functional.layer_norm(x, x.shape[-1:], self.weight, self.bias)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        return torch.addcmul(self.bias, normalize(wide, self.groups), self.weight).to(x.dtype)
+            out = functional.layer_norm(x, x.shape[-1:], self.weight, self.bias)
+            return out.relu() if self.relu else out
+        return group_norm(x, self.weight, self.bias, self.groups, self.relu)
 
 
 class Embedding(Layer):
@@ -137,11 +138,8 @@ class Pool(nn.Module):
     """Halves an image's sides, keeping the largest of each 2×2. An odd last row is dropped; a side of 1 is kept."""
 
     def forward(self, x: Tensor) -> Tensor:
-        for axis in (1, 2):
-            if x.shape[axis] > 1:
-                even = x.narrow(axis, 0, x.shape[axis] // 2 * 2)
-                x = even.unflatten(axis, (-1, 2)).amax(axis + 1)
-        return x
+        sides = [2 if side > 1 else 1 for side in x.shape[1:3]]
+        return functional.max_pool2d(x.movedim(-1, 1), sides).movedim(1, -1)
 
 
 class MeanOverSpace(nn.Module):

@@ -22,7 +22,7 @@ from esper.leyline.state import NO_BLUEPRINT, SlotState, Task, Vitals
 from esper.tolaria.capture import Program, Programs
 from esper.tolaria.config import TrainConfig, check_fit
 from esper.tolaria.plan import Kind, Padding, Plan, Roomy, Seeds, SlotPlan, exact, make_plan, power_of_two
-from esper.tolaria.stack import Params, Stack, clipped, run, step
+from esper.tolaria.stack import Params, Stack, run, step
 
 Norms = dict[Kind | None, Float[Tensor, " R"]]
 """Mean gradient norms of the rows of each bucket, and under None those of the trunk."""
@@ -264,9 +264,7 @@ class Fleet:
         active = {None: self.everyone} | {b.kind: b.learns for b in here}
         rate = {None: self.lr} | {b.kind: b.lr for b in here}
         for (name, stack), gradient, norm in zip(self.stacks.items(), gradients, norms, strict=True):
-            gradient, length = clipped(gradient, self.config.clip)
-            norm += length
-            step(stack, gradient, active[name], rate[name], self.config)
+            step(stack, gradient, norm, active[name], rate[name], self.config)
         losses += loss.detach()
         count += 1
         return losses, norms

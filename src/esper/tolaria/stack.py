@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from esper.kasmina.birth import newborn
+from esper.kasmina.kernels import usable
 from esper.leyline.rng import isolated
 from esper.tolaria.config import TrainConfig
 
@@ -107,18 +108,28 @@ def run(module: nn.Module, params: Params, *inputs: Tensor) -> Tensor:
     return vmap(lambda p, *x: functional_call(module, p, x))(params, *inputs)
 
 
-def clipped(grad: Float[Tensor, "R P"], limit: float) -> tuple[Float[Tensor, "R P"], Float[Tensor, " R"]]:
-    """Gradients no longer than `limit`, row by row, and how long they were."""
-    norm = grad.square().sum(1).sqrt()
-    return grad * (limit / (norm + CLIP_EPS)).clamp(max=1)[:, None], norm
-
-
 @torch.no_grad()
 def step(
-    stack: Stack, grad: Float[Tensor, "R P"], active: Bool[Tensor, " R"], lr: Float[Tensor, " R"], config: TrainConfig
+    stack: Stack,
+    grad: Float[Tensor, "R P"],
+    norms: Float[Tensor, " R"],
+    active: Bool[Tensor, " R"],
+    lr: Float[Tensor, " R"],
+    config: TrainConfig,
 ) -> None:
-    """One optimiser step of the active rows, each with its own step count; the others keep every bit."""
+    """One optimiser step of the active rows, clipped row by row, each with its own step count.
+
+    The others keep every bit. Adds the length of every row's gradient to `norms`.
+    """
     flat, first, second, steps = stack.tensors.values()
+    if usable(grad):
+        from esper.tolaria import gpu
+
+        gpu.step(flat, first, second, steps, grad, norms, active, lr, config, EPS, CLIP_EPS)
+        return
+    norm = grad.square().sum(1).sqrt()
+    norms += norm
+    grad = grad * (config.clip / (norm + CLIP_EPS)).clamp(max=1)[:, None]
     rows, taken = active[:, None], steps + active
     rate = lr.to(grad.dtype)[:, None]
     if config.optimizer == "sgd":

@@ -43,8 +43,7 @@ def conv_heavy(slot: SlotSpec, expansion: int = 4) -> nn.Module:
     wide, kernel = expansion * slot.channels, KERNELS[slot.stream]
     return nn.Sequential(
         Conv(slot.channels, wide, kernel, bias=False),
-        Norm(wide, space=True),
-        nn.ReLU(),
+        Norm(wide, space=True, relu=True),
         Conv(wide, slot.channels, kernel, zero=True),
     )
 
@@ -61,10 +60,8 @@ def bottleneck(slot: SlotSpec) -> nn.Module:
     narrow = max(4, slot.channels // 2)
     return nn.Sequential(
         Linear(slot.channels, narrow, bias=False),
-        Norm(narrow, space=True),
-        nn.ReLU(),
+        Norm(narrow, space=True, relu=True),
         Conv(narrow, narrow, KERNELS[slot.stream], bias=False),
-        Norm(narrow, space=True),
-        nn.ReLU(),
+        Norm(narrow, space=True, relu=True),
         Linear(narrow, slot.channels, zero=True),
     )

@@ -1,0 +1,10 @@
+"""Operations whose autograd would be several times slower than a backward written down.
+
+Each works on rows: one row for a module alone, one for each module of a stack. Rows never mix.
+"""
+
+from esper.kasmina.kernels.conv import convolve
+from esper.kasmina.kernels.norm import group_norm
+from esper.kasmina.kernels.rows import usable
+
+__all__ = ["convolve", "group_norm", "usable"]

@@ -1,0 +1,123 @@
+"""Normalisation of rows over space, with scale, shift and, if wanted, a ReLU."""
+
+# pyright: reportIncompatibleMethodOverride=false
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.kernels.rows import RowFunction, dense, usable
+
+EPS = 1e-5
+
+
+def group_norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int, relu: bool) -> Tensor:
+    """Zero mean and unit variance over all positions of each group of channels, then scale and shift; (B, *space, C).
+
+    It measures in single precision whatever the stream's own."""
+    return _Norm.apply(x[None], weight[None], bias[None], groups, relu)[0][0]  # pyright: ignore
+
+
+class _Norm(RowFunction):
+    """Returns, besides the result, the mean and the reciprocal deviation of each group, for the backward."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, groups: int, relu: bool) -> tuple[Tensor, Tensor, Tensor]:
+        if usable(x, weight, bias):
+            from esper.kasmina.kernels import gpu
+
+            if gpu.fits(x):
+                return gpu.norm(dense(x), dense(weight), dense(bias), groups, relu, EPS)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        if x.device.type == "cpu":
+            y = _channels_second(wide)
+            batch, channels, _, positions = y.shape
+            out, mean, scale = torch.native_group_norm(y, None, None, batch, channels, positions, groups, EPS)
+            out = _channels_last(out, x)
+        else:
+            grouped = _grouped(wide, groups)
+            variance, mean = torch.var_mean(grouped, (1, 3), correction=0)
+            scale = torch.rsqrt(variance + EPS)
+            out = _normalized(grouped, mean, scale).reshape(x.shape)
+        out = torch.addcmul(_along(bias, x), out, _along(weight, x))
+        mean, scale = (statistic.view(*x.shape[:2], groups) for statistic in (mean, scale))
+        return (out.relu_() if relu else out).to(x.dtype), mean, scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        ctx.groups, ctx.relu = inputs[3:]
+        ctx.save_for_backward(*inputs[:3], *output)
+        ctx.mark_non_differentiable(*output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *_NormBackward.apply(grads[0], *ctx.saved_tensors, ctx.groups, ctx.relu), None, None  # pyright: ignore
+
+
+class _NormBackward(RowFunction):
+    """(g - mean(g) - n * mean(g * n)) * scale, over the group, where n is normalised and g is grad * weight."""
+
+    @staticmethod
+    def forward(
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        out: Tensor,
+        mean: Tensor,
+        scale: Tensor,
+        groups: int,
+        relu: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if usable(grad, x, weight, bias):
+            from esper.kasmina.kernels import gpu
+
+            if gpu.fits(x):
+                return gpu.norm_backward(dense(grad), dense(x), dense(weight), dense(bias), mean, scale, groups, relu)
+        wide = mean.dtype
+        grad, image = grad.to(wide), x.to(wide)
+        if relu:
+            grad = grad * (out > 0)
+        mean, scale = mean.flatten(0, 1), scale.flatten(0, 1)
+        normalized = _normalized(_grouped(image, groups), mean, scale)
+        space = tuple(range(1, x.ndim - 1))
+        into_weight = (grad * normalized.view(x.shape)).sum(space).to(weight.dtype)
+        into_bias = grad.sum(space).to(bias.dtype)
+        grad = grad * _along(weight, x)
+        if x.device.type == "cpu":
+            y, g = _channels_second(image), _channels_second(grad)
+            sizes, wanted = (*y.shape[:2], y.shape[3], groups), [True, False, False]
+            back = torch.ops.aten.native_group_norm_backward(g, y, mean, scale, None, *sizes, wanted)[0]
+            return _channels_last(back, x).to(x.dtype), into_weight, into_bias
+        g = _grouped(grad, groups)
+        shift, slope = g.mean((1, 3), keepdim=True), (g * normalized).mean((1, 3), keepdim=True)
+        back = (g - shift - normalized * slope) * scale[:, None, :, None]
+        return back.reshape(x.shape).to(x.dtype), into_weight, into_bias
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+
+def _along(row: Tensor, x: Tensor) -> Tensor:
+    """One number per row and channel, shaped to meet (R, B, *space, C)."""
+    return row.view(len(row), *[1] * (x.ndim - 2), -1)
+
+
+def _grouped(x: Tensor, groups: int) -> Tensor:
+    """(examples, positions, groups, channels of a group)."""
+    return x.reshape(x.shape[0] * x.shape[1], -1, groups, x.shape[-1] // groups)
+
+
+def _normalized(grouped: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    return (grouped - mean[:, None, :, None]) * scale[:, None, :, None]
+
+
+def _channels_second(x: Tensor) -> Tensor:
+    """As a flat image, whose memory torch recognises as channels last: its backward goes wrong if layouts differ."""
+    return x.contiguous().view(x.shape[0] * x.shape[1], 1, -1, x.shape[-1]).permute(0, 3, 1, 2)
+
+
+def _channels_last(y: Tensor, like: Tensor) -> Tensor:
+    return y.permute(0, 2, 3, 1).reshape(like.shape)

@@ -1,0 +1,48 @@
+"""Operations on rows, under vmap."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+
+class RowFunction(Function):
+    """A function whose tensors, in and out, all have rows as their first axis. To vmap, more rows are just more rows."""
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
+        def stacked(x: Any, dim: int | None) -> Any:
+            if not isinstance(x, Tensor):
+                return x
+            x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            return x.flatten(0, 1)
+
+        rows = next(x.shape[0 if d is None else int(d == 0)] for x, d in zip(inputs, in_dims, strict=True))
+        out = cls.apply(*(stacked(x, dim) for x, dim in zip(inputs, in_dims, strict=True)))
+
+        def apart(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.unflatten(0, (info.batch_size, rows))
+
+        if isinstance(out, tuple):
+            return tuple(apart(x) for x in out), tuple(None if x is None else 0 for x in out)
+        return apart(out), 0
+
+
+def dense(x: Tensor) -> Tensor:
+    """The same with every row contiguous; the rows themselves may lie anywhere, or on top of each other."""
+    return x if x[0].is_contiguous() else x.contiguous()
+
+
+def usable(*tensors: Tensor) -> bool:
+    """Whether our own GPU kernels apply; they know no double precision."""
+    return GPU and all(x.is_cuda and x.dtype != torch.float64 for x in tensors)
+
+
+try:
+    import triton  # noqa: F401  # pyright: ignore[reportMissingImports]
+
+    GPU = True
+    """Triton is there: torch brings it along wherever it supports CUDA."""
+except ImportError:
+    GPU = False

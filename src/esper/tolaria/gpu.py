@@ -1,0 +1,98 @@
+"""The optimiser's step on CUDA devices, in Triton: one program reads a row's gradient twice and everything else once."""
+
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
+
+import math
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from esper.tolaria.config import TrainConfig
+
+BLOCK = 1024
+
+
+@triton.jit(do_not_specialize=["width", "grad_row"])
+def _step(
+    flat,
+    first,
+    second,
+    steps,
+    grad,
+    norms,
+    active,
+    lr,
+    width,
+    grad_row,
+    MOMENTUM: tl.constexpr,
+    BETA1: tl.constexpr,
+    BETA2: tl.constexpr,
+    LOG_BETA1: tl.constexpr,
+    LOG_BETA2: tl.constexpr,
+    DECAY: tl.constexpr,
+    CLIP: tl.constexpr,
+    EPS: tl.constexpr,
+    CLIP_EPS: tl.constexpr,
+    SGD: tl.constexpr,
+    B: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    squares = tl.zeros((B,), dtype=tl.float32)
+    for start in range(0, width, B):
+        at = start + tl.arange(0, B)
+        g = tl.load(grad + row * grad_row + at, mask=at < width, other=0.0)
+        squares += g * g
+    norm = tl.sqrt(tl.sum(squares, 0))
+    tl.store(norms + row, tl.load(norms + row) + norm)
+    if tl.load(active + row):
+        rate = tl.load(lr + row).to(tl.float32)
+        ratio = CLIP / (norm + CLIP_EPS)
+        scale = tl.where(ratio > 1, 1.0, ratio)  # a NaN stays one
+        taken = tl.load(steps + row) + 1
+        tl.store(steps + row, taken)
+        correction1 = (1 - tl.exp(taken * LOG_BETA1)).to(tl.float32)
+        correction2 = tl.sqrt((1 - tl.exp(taken * LOG_BETA2)).to(tl.float32))
+        for start in range(0, width, B):
+            at = start + tl.arange(0, B)
+            here = at < width
+            place = row * width + at
+            g = tl.load(grad + row * grad_row + at, mask=here, other=0.0) * scale
+            p = tl.load(flat + place, mask=here, other=0.0)
+            m = tl.load(first + place, mask=here, other=0.0)
+            if SGD:
+                m = m * MOMENTUM + (g + DECAY * p)
+                p = p - rate * m
+            else:
+                v = tl.load(second + place, mask=here, other=0.0)
+                m = m + (1 - BETA1) * (g - m)
+                v = v * BETA2 + (1 - BETA2) * (g * g)
+                p = p * (1 - rate * DECAY) - rate / correction1 * m / (tl.sqrt(v) / correction2 + EPS)
+                tl.store(second + place, v, mask=here)
+            tl.store(first + place, m, mask=here)
+            tl.store(flat + place, p, mask=here)
+
+
+def step(
+    flat: Tensor,
+    first: Tensor,
+    second: Tensor,
+    steps: Tensor,
+    grad: Tensor,
+    norms: Tensor,
+    active: Tensor,
+    lr: Tensor,
+    config: TrainConfig,
+    eps: float,
+    clip_eps: float,
+) -> None:
+    """As `stack.step`, in place."""
+    rows, width = flat.shape
+    logs = (math.log(beta) if beta else -math.inf for beta in config.betas)
+    constants = (config.momentum, *config.betas, *logs, config.weight_decay, config.clip, eps, clip_eps)
+    _step[(rows,)](
+        *(flat, first, second, steps, grad, norms, active, lr, width, grad.stride(0)),
+        *constants,
+        SGD=config.optimizer == "sgd",
+        B=min(BLOCK, triton.next_power_of_2(width)),
+    )
