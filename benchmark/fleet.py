@@ -19,7 +19,7 @@ from esper.leyline.actions import Head, Op
 from esper.leyline.objectives import CLASSIFICATION
 from esper.leyline.specs import HostSpec, TaskSpec
 from esper.leyline.state import Split, Task
-from esper.tolaria import Fleet, TrainConfig
+from esper.tolaria import Engine, Fleet, TrainConfig
 
 WORKS = {
     # name: kind, inputs, widths, batch, training examples, validation examples
@@ -119,13 +119,13 @@ def planted(fleet: Fleet, seeds: str) -> None:
         fleet.decide(torch.zeros(fleet.num_hosts, len(Head), dtype=torch.long, device=fleet.device))
 
 
-def fleet_rate(work: str, hosts: int, device: torch.device, seeds: str, compute: torch.dtype) -> tuple[float, Fleet]:
+def fleet_rate(work: str, hosts: int, device: torch.device, seeds: str, compute: str) -> tuple[float, Fleet]:
     """Training samples per second, all hosts together; for "live", whole decisions with everything in them."""
     kind, inputs, widths, batch, train, validation = WORKS[work]
     task = random_task(inputs, train, validation)
     config = TrainConfig(batch_size=batch)
     fleet = Fleet(
-        HostSpec(kind, inputs, 10, widths), task, range(hosts), config, lifecycle=ROOMY, device=device, compute=compute
+        HostSpec(kind, inputs, 10, widths), task, range(hosts), config, lifecycle=ROOMY, engine=Engine(device=str(device), precision=compute)
     )
     samples = hosts * (train // batch * batch)
     if seeds != "live":
@@ -168,8 +168,7 @@ def rows(arguments: argparse.Namespace) -> list[dict[str, object]]:
         for hosts in arguments.hosts:
             for seeds in arguments.seeds:
                 for name in arguments.precision:
-                    compute = {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
-                    rate, fleet = fleet_rate(work, hosts, device, seeds, compute)
+                    rate, fleet = fleet_rate(work, hosts, device, seeds, name)
                     more: dict[str, object] = {"precision": name}
                     if fleet.programs is not None:
                         more |= {"hits": fleet.programs.hits, "misses": fleet.programs.misses}

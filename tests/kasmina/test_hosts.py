@@ -39,7 +39,7 @@ def test_slots_have_one_source(kind, slots):
 def test_a_hosts_weights_depend_on_its_number_alone(kind):
     spec = SPECS[kind]
     keys = key(torch.tensor([4, 5, 6]), Purpose.HOST_WEIGHTS)
-    together = newborn(lambda: build_host(spec), keys)
+    together = newborn(build_host(spec), lambda: build_host(spec), keys)
     for n, rng_seed in enumerate((4, 5, 6)):
         alone = dict(build_host(spec, rng_seed).named_parameters())
         assert alone.keys() == together.keys()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from esper.leyline.actions import Graft
-from esper.tolaria import Fleet, Reference, TrainConfig
+from esper.tolaria import Engine, Fleet, Reference, TrainConfig
 from toys import SPECS, random_legal, rows_of, toy_task, toy_trainer
 
 CONFIGS = {
@@ -18,7 +18,7 @@ def pair(kind: str, config: TrainConfig, num_hosts: int = 7) -> tuple[Fleet, lis
     options = {"config": config, "dtype": torch.float64, "examples": 72}
     alone = [toy_trainer(kind, rng_seed=n, **options) for n in range(num_hosts)]
     task = toy_task(kind, 72, dtype=torch.float64)
-    return Fleet(SPECS[kind], task, range(num_hosts), config, dtype=torch.float64), alone
+    return Fleet(SPECS[kind], task, range(num_hosts), config, engine=Engine(precision="fp64")), alone
 
 
 @pytest.mark.parametrize("optimizer", CONFIGS)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from esper.tolaria import Fleet, TrainConfig
+from esper.tolaria import Engine, Fleet, TrainConfig
 from toys import SPECS, random_legal, rows_of, toy_task
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -17,8 +17,8 @@ def test_a_gpu_agrees_with_the_cpu(kind, graphs):
 
     def fleet(device: str) -> Fleet:
         task = toy_task(kind, 96, dtype=torch.float64)
-        where = {"device": torch.device(device), "dtype": torch.float64, "graphs": graphs}
-        return Fleet(SPECS[kind], task, range(9), config, **where)
+        engine = Engine(device=device, precision="fp64", graphs=graphs)
+        return Fleet(SPECS[kind], task, range(9), config, engine=engine)
 
     cpu, gpu = fleet("cpu"), fleet("cuda")
     generator = torch.Generator().manual_seed(3)

@@ -1,38 +1,55 @@
 """Initial weights from keys: the same for a host whether it is born alone or among a thousand."""
 
 from collections.abc import Callable
+from zlib import crc32
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from esper.kasmina.layers import Layer
-from esper.leyline.rng import isolated, key, uniform
+from esper.leyline.rng import isolated, key, uniform_at
 
 Stacked = dict[str, Tensor]
 
 
-def newborn(build: Callable[[], nn.Module], keys: Int[Tensor, " N"]) -> Stacked:
-    """The parameters of one module for each key, stacked.
+def newborn(template: nn.Module, build: Callable[[], nn.Module], keys: Int[Tensor, " N"]) -> Stacked:
+    """The parameters of one module for each key, stacked; `template` is one as built.
 
     Esper's own layers draw theirs for all keys at once. A module of anyone else's draws from torch's generator in its
     constructor, so `build` is called once for each key under a generator seeded with it.
     """
-    with isolated(0):
-        template = build()
-    own = [_owner(template, name) for name, _ in template.named_parameters()]
-    if not all(isinstance(layer, Layer) for layer in own):
+    owners = {name: _owner(template, name) for name, _ in template.named_parameters()}
+    if not all(isinstance(layer, Layer) for layer in owners.values()):
         return _constructed(build, keys)
-    stacked = {}
-    for (name, parameter), layer in zip(template.named_parameters(), own, strict=True):
-        assert isinstance(layer, Layer)
-        bound = layer.bounds.get(name.rpartition(".")[2])
-        if bound is None:
-            stacked[name] = parameter.detach().to(keys.device).expand(len(keys), *parameter.shape).clone()
-        else:
-            draws = uniform(key(keys, name), parameter.numel())
-            stacked[name] = ((2 * draws - 1) * bound).to(parameter.dtype).unflatten(-1, parameter.shape)
-    return stacked
+    bounds = {
+        name: layer.bounds[short]
+        for name, layer in owners.items()
+        if isinstance(layer, Layer) and (short := name.rpartition(".")[2]) in layer.bounds
+    }
+    shapes = {name: p.shape for name, p in template.named_parameters()}
+    drawn = _drawn({name: (shapes[name], bound) for name, bound in bounds.items()}, keys)
+    return {
+        name: drawn[name] if name in drawn else p.detach().to(keys.device).expand(len(keys), *p.shape)
+        for name, p in template.named_parameters()
+    }
+
+
+def _drawn(parameters: dict[str, tuple[torch.Size, float]], keys: Int[Tensor, " N"]) -> Stacked:
+    """Uniform within ±bound, in single precision: the i-th number of the sequence that key and name stand for."""
+    sizes = [shape.numel() for shape, _ in parameters.values()]
+    if not sizes:
+        return {}
+    names = torch.tensor([crc32(name.encode()) for name in parameters])
+    owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    index = torch.cat([torch.arange(size) for size in sizes])
+    bound = torch.tensor([bound for _, bound in parameters.values()], dtype=torch.float64)[owner]
+    names, owner, index, bound = (x.to(keys.device) for x in (names, owner, index, bound))
+    draws = uniform_at(key(keys[:, None], names)[:, owner], index)
+    pieces = ((2 * draws - 1) * bound).float().split(sizes, dim=1)
+    return {
+        name: piece.unflatten(1, shape) for (name, (shape, _)), piece in zip(parameters.items(), pieces, strict=True)
+    }
 
 
 def _owner(module: nn.Module, parameter: str) -> nn.Module:
@@ -49,7 +66,7 @@ def _constructed(build: Callable[[], nn.Module], keys: Int[Tensor, " N"]) -> Sta
 
 def load_newborn(module: nn.Module, build: Callable[[], nn.Module], rng_key: Int[Tensor, ""]) -> None:
     """Give one module the weights that its key stands for."""
-    stacked = newborn(build, rng_key[None])
+    stacked = newborn(module, build, rng_key[None])
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             parameter.copy_(stacked[name][0])

@@ -55,16 +55,6 @@ def delta(graft: Graft, host: Tensor, f: Tensor, g: Tensor | None = None) -> Ten
     return f
 
 
-def any_delta(graft: Tensor, host: Tensor, f: Tensor, g: Tensor) -> Tensor:
-    """The same with the graft as data, for seeds of one blueprint that were grafted in different ways."""
-    grafted = {Graft.ADD: f, Graft.MULTIPLY: host * torch.tanh(f), Graft.GATE: torch.sigmoid(g) * f}
-    return torch.where(
-        graft == Graft.ADD,
-        grafted[Graft.ADD],
-        torch.where(graft == Graft.MULTIPLY, grafted[Graft.MULTIPLY], grafted[Graft.GATE]),
-    )
-
-
 def blend(host: Tensor, delta: Tensor, alpha: Tensor) -> Tensor:
     """Add a speaking seed's delta. Alpha takes the stream's dtype, so that a half-precision stream stays one."""
     return host + alpha.to(host.dtype) * delta.to(host.dtype)

@@ -5,7 +5,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from esper.kasmina.birth import load_newborn
-from esper.kasmina.blending import any_delta, blend, delta
+from esper.kasmina.blending import blend, delta
 from esper.kasmina.blueprints import blueprint
 from esper.kasmina.layers import Linear
 from esper.leyline.actions import Graft
@@ -28,15 +28,12 @@ class Seed(nn.Module):
 
 
 class AnySeed(nn.Module):
-    """A seed whose graft is data: what stacks of seeds are made of. Its gate is idle unless it is grafted by one."""
+    """The parameters of a seed whatever its graft: what stacks of seeds are made of, the graft being data there."""
 
     def __init__(self, slot: SlotSpec, blueprint_name: str) -> None:
         super().__init__()
         self.f = blueprint(blueprint_name, slot.stream).build(slot)
         self.g = Linear(slot.channels, 1)
-
-    def forward(self, host: Tensor, graft: Tensor) -> Tensor:
-        return any_delta(graft, host, self.f(host), self.g(host))
 
 
 def build_seed(slot: SlotSpec, blueprint_name: str, graft: Graft, rng_key: Int[Tensor, ""] | None = None) -> Seed:

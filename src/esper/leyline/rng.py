@@ -57,7 +57,12 @@ def bits(keys: Int[Tensor, "*N"], count: int) -> Int[Tensor, "*N {count}"]:
 
 def uniform(keys: Int[Tensor, "*N"], count: int) -> Float[Tensor, "*N {count}"]:
     """`count` numbers strictly between 0 and 1 for each key: float64, on a 24-bit grid that float32 holds too."""
-    return ((bits(keys, count) >> 41 & (1 << 23) - 1).double() + 0.5) / (1 << 23)
+    return uniform_at(keys[..., None], torch.arange(count, device=keys.device))
+
+
+def uniform_at(keys: Int[Tensor, "..."], index: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The index-th of those numbers, for each key its own."""
+    return ((key(keys, index) >> 41 & (1 << 23) - 1).double() + 0.5) / (1 << 23)
 
 
 def permutation(keys: Int[Tensor, "*N"], length: int) -> Int[Tensor, "*N {length}"]:

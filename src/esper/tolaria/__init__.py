@@ -1,6 +1,6 @@
 """Training hosts: one at a time, or a fleet of them as one program."""
 
-from esper.tolaria.config import TrainConfig
+from esper.tolaria.config import Engine, TrainConfig
 from esper.tolaria.env import EnvConfig, FleetEnv, Signals, Step
 from esper.tolaria.files import load_training, save_training
 from esper.tolaria.fleet import Fleet
@@ -8,6 +8,7 @@ from esper.tolaria.governor import GovernorConfig
 from esper.tolaria.reference import Reference
 
 __all__ = [
+    "Engine",
     "EnvConfig",
     "Fleet",
     "FleetEnv",

@@ -11,6 +11,45 @@ from esper.leyline.specs import HostSpec
 from esper.leyline.state import Task
 
 OptimizerName = Literal["adamw", "sgd"]
+Precision = Literal["bf16", "fp32", "fp64"]
+DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """Where a fleet runs, and how precisely."""
+
+    device: str = "cpu"
+    precision: Precision = "fp32"
+    """Of what is computed. With bf16, parameters and moments are kept in fp32 all the same."""
+    graphs: bool = True
+    """Record whole steps and replay them, where the device can (CUDA)."""
+    memory_budget: int | None = None
+    """Bytes a fleet may use: batches are split until they fit. None: as much as there is."""
+
+    def __post_init__(self) -> None:
+        if self.precision not in DTYPES:
+            raise unknown("precision", self.precision, DTYPES)
+        try:
+            kind = torch.device(self.device).type
+        except RuntimeError:
+            raise EsperError(f"device {self.device!r} is none that torch knows; use 'cpu' or 'cuda'") from None
+        if kind == "cuda" and not torch.cuda.is_available():
+            raise EsperError(f"device {self.device!r} is not available here; use 'cpu'")
+        if self.precision == "bf16" and kind != "cuda":
+            raise EsperError(f"precision 'bf16' needs a CUDA device, not {self.device!r}; use 'fp32'")
+        if self.memory_budget is not None and self.memory_budget <= 0:
+            raise EsperError(f"memory_budget must be positive, not {self.memory_budget}")
+
+    @property
+    def compute(self) -> torch.dtype:
+        """Of activations..."""
+        return DTYPES[self.precision]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """...and of parameters."""
+        return torch.promote_types(self.compute, torch.float32)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ def _step(
     squares = tl.zeros((B,), dtype=tl.float32)
     for start in range(0, width, B):
         at = start + tl.arange(0, B)
-        g = tl.load(grad + row * grad_row + at, mask=at < width, other=0.0)
+        g = tl.load(grad + row * grad_row + at, mask=at < width, other=0.0).to(tl.float32)
         squares += g * g
     norm = tl.sqrt(tl.sum(squares, 0))
     tl.store(norms + row, tl.load(norms + row) + norm)
@@ -57,7 +57,7 @@ def _step(
             at = start + tl.arange(0, B)
             here = at < width
             place = row * width + at
-            g = tl.load(grad + row * grad_row + at, mask=here, other=0.0) * scale
+            g = tl.load(grad + row * grad_row + at, mask=here, other=0.0).to(tl.float32) * scale
             p = tl.load(flat + place, mask=here, other=0.0)
             m = tl.load(first + place, mask=here, other=0.0)
             if SGD:

@@ -5,10 +5,12 @@ Birth, death, snapshot and rollback are then row operations, and an optimiser st
 
 from collections.abc import Callable
 from itertools import accumulate
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.func import functional_call, vmap
 
 from esper.kasmina.birth import newborn
@@ -43,12 +45,37 @@ class Layout:
             for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
 
+    def unpack(self, flat: Float[Tensor, "R P"]) -> Params:
+        """The same, with a gradient that comes back in one piece."""
+        return dict(zip(self.shapes, _Unpack.apply(flat, self), strict=True))  # pyright: ignore
+
     def flatten(self, params: Params) -> Float[Tensor, "R P"]:
         rows = len(next(iter(params.values())))
         flat = next(iter(params.values())).new_zeros(rows, self.width)
         for name, view in self.views(flat).items():
             view.copy_(params[name])
         return flat
+
+
+class _Unpack(Function):
+    """Autograd of the views would write every parameter's gradient into a row of zeros, and add the rows up."""
+
+    @staticmethod
+    def forward(ctx: Any, flat: Tensor, layout: Layout) -> tuple[Tensor, ...]:  # pyright: ignore
+        ctx.layout = layout
+        ctx.set_materialize_grads(False)
+        return tuple(layout.views(flat).values())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
+        known = next(g for g in grads if g is not None)
+        padding = known.new_zeros(len(known), max(ctx.layout.sizes) if None in grads else ALIGNMENT)
+        pieces = []
+        for grad, shape, size in zip(grads, ctx.layout.shapes.values(), ctx.layout.sizes, strict=True):
+            filled = 0 if grad is None else shape.numel()
+            pieces += [] if grad is None else [grad.flatten(1)]
+            pieces += [padding[:, : size - filled]] if size > filled else []
+        return torch.cat(pieces, 1), None
 
 
 class Stack:
@@ -70,6 +97,7 @@ class Stack:
             for name in ("flat", "first", "second")
         }
         self.whole["steps"] = torch.zeros(max(rows, room), device=device, dtype=torch.float64)
+        self.gradient_norms = torch.zeros(max(rows, room), device=device, dtype=dtype)
 
     def __len__(self) -> int:
         return self.rows
@@ -83,10 +111,15 @@ class Stack:
     def flat(self) -> Float[Tensor, "R P"]:
         return self.whole["flat"][: self.rows]
 
+    @property
+    def norms(self) -> Float[Tensor, " R"]:
+        """Where steps add up the lengths of their gradients, row by row."""
+        return self.gradient_norms[: self.rows]
+
     def bear(self, rows: Int[Tensor, " R"], keys: Int[Tensor, " R"]) -> None:
         """Fill rows with newborns: the weights their keys stand for, no moments, no steps."""
         self.clear(rows)
-        self.flat[rows] = self.layout.flatten(newborn(self.build, keys)).to(self.flat)
+        self.flat[rows] = self.layout.flatten(newborn(self.template, self.build, keys)).to(self.flat)
 
     def clear(self, rows: Int[Tensor, " R"]) -> None:
         for tensor in self.tensors.values():
@@ -100,6 +133,8 @@ class Stack:
             target.zero_()
             target[: len(keep)] = kept
             self.whole[name] = target
+        if rows > len(self.gradient_norms):
+            self.gradient_norms = self.gradient_norms.new_zeros(rows)
         self.rows = rows
 
 
@@ -112,23 +147,23 @@ def run(module: nn.Module, params: Params, *inputs: Tensor) -> Tensor:
 def step(
     stack: Stack,
     grad: Float[Tensor, "R P"],
-    norms: Float[Tensor, " R"],
     active: Bool[Tensor, " R"],
     lr: Float[Tensor, " R"],
     config: TrainConfig,
 ) -> None:
     """One optimiser step of the active rows, clipped row by row, each with its own step count.
 
-    The others keep every bit. Adds the length of every row's gradient to `norms`.
+    The others keep every bit. Adds the length of every row's gradient to the stack's norms.
     """
     flat, first, second, steps = stack.tensors.values()
     if usable(grad):
         from esper.tolaria import gpu
 
-        gpu.step(flat, first, second, steps, grad, norms, active, lr, config, EPS, CLIP_EPS)
+        gpu.step(flat, first, second, steps, grad, stack.norms, active, lr, config, EPS, CLIP_EPS)
         return
+    grad = grad.to(flat.dtype)
     norm = grad.square().sum(1).sqrt()
-    norms += norm
+    stack.norms.add_(norm)
     grad = grad * (config.clip / (norm + CLIP_EPS)).clamp(max=1)[:, None]
     rows, taken = active[:, None], steps + active
     rate = lr.to(grad.dtype)[:, None]

@@ -4,7 +4,9 @@ Each works on rows: one row for a module alone, one for each module of a stack. 
 """
 
 from esper.kasmina.kernels.conv import convolve
+from esper.kasmina.kernels.grafts import any_delta
 from esper.kasmina.kernels.norm import group_norm
+from esper.kasmina.kernels.pool import max_pool
 from esper.kasmina.kernels.rows import usable
 
-__all__ = ["convolve", "group_norm", "usable"]
+__all__ = ["any_delta", "convolve", "group_norm", "max_pool", "usable"]

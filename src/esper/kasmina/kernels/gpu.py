@@ -10,11 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from esper.leyline.actions import Graft
+
 LARGEST = 1 << 15
 """Elements of an example that a norm can hold at once."""
-PROGRAMS = 1024
-"""How many programs to spread a sum over examples on: a few for each multiprocessor."""
-RUNTIME = ["height", "width", "out_height", "out_width", "size", "x_row", "weight_row"]
+PROGRAMS = 4096
+"""How many programs to spread a sum over examples on."""
+RUNTIME = ["height", "width", "out_height", "out_width", "size"]
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -40,7 +42,10 @@ def _conv(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """One tile of positions and output channels of one row. BACKWARD runs against the stride, from out to in."""
+    """One tile of positions and output channels of one row; weight is (rows, taps, IN, OUT).
+
+    BACKWARD runs from a convolution's output back to its input.
+    """
     row = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * M + tl.arange(0, M)
     n = tl.program_id(1) * N + tl.arange(0, N)
@@ -57,22 +62,20 @@ def _conv(
             sy, sz = y + KH // 2 - ky, z + KW // 2 - kz
             inside &= (sy >= 0) & (sz >= 0) & (sy % STRIDE == 0) & (sz % STRIDE == 0)
             sy, sz = sy // STRIDE, sz // STRIDE
-            at_weight = n[None, :] * (KH * KW) + c[:, None] * (OUT * KH * KW) + tap[:, None]
         else:
             sy, sz = y * STRIDE + ky - KH // 2, z * STRIDE + kz - KW // 2
             inside &= (sy >= 0) & (sz >= 0)
-            at_weight = n[None, :] * (IN * KH * KW) + c[:, None] * (KH * KW) + tap[:, None]
         inside &= (sy < height) & (sz < width)
         at = ((example[:, None] * height + sy) * width + sz) * IN + c[None, :]
         a = tl.load(x + row * x_row + at, mask=inside, other=0.0)
         known = (n < OUT)[None, :] & (tap < KH * KW)[:, None]
-        b = tl.load(weight + row * weight_row + at_weight, mask=known, other=0.0)
+        b = tl.load(weight + row * weight_row + k[:, None] * OUT + n[None, :], mask=known, other=0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     at = row * size * OUT + m[:, None] * OUT + n[None, :]
     tl.store(out + at, total.to(out.dtype.element_ty), mask=(m < size)[:, None] & (n < OUT)[None, :])
 
 
-@triton.jit(do_not_specialize=[*RUNTIME[:-1], "chunk", "rows"])
+@triton.jit(do_not_specialize=[*RUNTIME, "chunk", "rows"])
 def _conv_for_weight(
     grad,
     x,
@@ -95,7 +98,7 @@ def _conv_for_weight(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """One chunk of one row's positions, for a tile of its weights: out is (chunks, rows, OUT, IN, taps)."""
+    """One chunk of one row's positions, for a tile of its weights: out is (chunks, rows, OUT, taps * IN)."""
     row = tl.program_id(2).to(tl.int64)
     tiles: tl.constexpr = (OUT + N - 1) // N
     n = (tl.program_id(0) % tiles) * N + tl.arange(0, N)
@@ -118,7 +121,7 @@ def _conv_for_weight(
         g = tl.load(grad + row * size * OUT + m[None, :] * OUT + n[:, None], mask=known, other=0.0)
         total = tl.dot(g, a, total, input_precision=PRECISION)
     base = (tl.program_id(1) * rows + row) * (OUT * IN * KH * KW)
-    at = base + n[:, None] * (IN * KH * KW) + c[None, :] * (KH * KW) + tap[None, :]
+    at = base + n[:, None] * (IN * KH * KW) + k[None, :]
     tl.store(out + at, total.to(out.dtype.element_ty), mask=(n < OUT)[:, None] & (tap < KH * KW)[None, :])
 
 
@@ -126,36 +129,41 @@ def conv(x: Tensor, weight: Tensor, stride: int) -> Tensor:
     """(R, B, *space, IN), (R, OUT, IN, *kernel) to (R, B, *space / stride, OUT)."""
     space = [-(-size // stride) for size in x.shape[2:-1]]
     out = x.new_empty(*x.shape[:2], *space, weight.shape[1])
-    return _run_conv(x, weight, stride, out, backward=False)
+    return _run_conv(x, weight.flatten(3).permute(0, 3, 2, 1), _kernel(weight), stride, out, backward=False)
 
 
 def conv_for_input(grad: Tensor, weight: Tensor, stride: int, shape: torch.Size) -> Tensor:
-    return _run_conv(grad, weight, stride, grad.new_empty(shape), backward=True)
+    flipped = weight.flatten(3).permute(0, 3, 1, 2)
+    return _run_conv(grad, flipped, _kernel(weight), stride, grad.new_empty(shape), backward=True)
 
 
-def _run_conv(x: Tensor, weight: Tensor, stride: int, out: Tensor, backward: bool) -> Tensor:
+def _run_conv(x: Tensor, weight: Tensor, kernel: tuple[int, ...], stride: int, out: Tensor, backward: bool) -> Tensor:
     sizes = _sizes(x, out)
     inner, outer = x.shape[-1], out.shape[-1]
-    n = min(_power(outer), 128)
+    weight = weight.contiguous()
+    n, k = min(_power(outer), 128), min(_power(inner * kernel[0] * kernel[1]), 64)
     grid = (triton.cdiv(sizes[-1], 128), triton.cdiv(outer, n), len(x))
-    flags = (inner, outer, *_kernel(weight), stride, backward, _precision(x))
-    _conv[grid](x, weight, out, _row(x), _row(weight), *sizes, *flags, 128, n, min(_power(inner * 3), 64))
+    flags = (inner, outer, *kernel, stride, backward, _precision(x), 128, n, k)
+    _conv[grid](x, weight, out, x.stride(0), weight.stride(0), *sizes, *flags, num_warps=8 if n > 64 else 4)
     return out
 
 
 def conv_for_weight(grad: Tensor, x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    rows, outer, inner = weight.shape[:3]
-    kernel = _kernel(weight)
+    rows, outer, inner, *kernel = weight.shape
+    taps = _kernel(weight)
     *space, size = _sizes(x, grad)
-    n, k = min(_power(outer), 64), min(_power(inner * kernel[0] * kernel[1]), 128)
-    tiles = triton.cdiv(outer, n) * triton.cdiv(inner * kernel[0] * kernel[1], k)
-    chunks = max(1, min(PROGRAMS // (tiles * rows), size // 256))
+    n, k = min(_power(outer), 64), min(_power(inner * taps[0] * taps[1]), 128)
+    tiles = triton.cdiv(outer, n) * triton.cdiv(inner * taps[0] * taps[1], k)
+    chunks = max(1, min(PROGRAMS // (tiles * rows), size // 512))
     chunk = triton.cdiv(triton.cdiv(size, chunks), 64) * 64
     chunks = triton.cdiv(size, chunk)
-    parts = weight.new_empty(chunks, *weight.shape, dtype=weight.dtype if chunks == 1 else torch.float32)
-    flags = (inner, outer, *kernel, stride, _precision(x), 64, n, k)
-    _conv_for_weight[(tiles, chunks, rows)](grad, x, parts, _row(x), *space, size, chunk, rows, *flags)
-    return parts[0] if chunks == 1 else parts.sum(0).to(weight.dtype)
+    parts = weight.new_empty(
+        chunks, rows, outer, *kernel, inner, dtype=weight.dtype if chunks == 1 else torch.float32
+    )
+    flags = (inner, outer, *taps, stride, _precision(x), 64, n, k)
+    _conv_for_weight[(tiles, chunks, rows)](grad, x, parts, x.stride(0), *space, size, chunk, rows, *flags)
+    whole = parts[0] if chunks == 1 else parts.sum(0).to(weight.dtype)
+    return whole.movedim(-1, 2)
 
 
 def _sizes(x: Tensor, out: Tensor) -> tuple[int, ...]:
@@ -168,10 +176,6 @@ def _kernel(weight: Tensor) -> tuple[int, ...]:
     return (1, *weight.shape[3:])[-2:]
 
 
-def _row(x: Tensor) -> int:
-    return x.stride(0)
-
-
 def _power(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
 
@@ -180,7 +184,7 @@ def _precision(x: Tensor) -> str:
     return "ieee"
 
 
-@triton.jit(do_not_specialize=["batch", "positions", "x_row", "weight_row", "bias_row", "eps"])
+@triton.jit(do_not_specialize=["batch", "positions", "eps"])
 def _norm(
     x,
     weight,
@@ -198,13 +202,16 @@ def _norm(
     C: tl.constexpr,
     RELU: tl.constexpr,
     P: tl.constexpr,
+    G: tl.constexpr,
     W: tl.constexpr,
 ):
-    """One example. C channels in each group, in a tile of W."""
+    """G groups of one example. C channels in each group, in a tile of W."""
     example = tl.program_id(0).to(tl.int64)
     row = example // batch
-    p, g, w = tl.arange(0, P)[:, None, None], tl.arange(0, GROUPS)[None, :, None], tl.arange(0, W)[None, None, :]
-    known = (p < positions) & (w < C) & (g < GROUPS)
+    groups = tl.program_id(1) * G + tl.arange(0, G)
+    p, g, w = tl.arange(0, P)[:, None, None], groups[None, :, None], tl.arange(0, W)[None, None, :]
+    here = (w < C) & (g < GROUPS)
+    known = (p < positions) & here
     channel = g * C + w
     at = p * (GROUPS * C) + channel
     values = tl.load(x + row * x_row + (example % batch) * positions * (GROUPS * C) + at, mask=known, other=0.0)
@@ -213,19 +220,17 @@ def _norm(
     center = tl.sum(tl.sum(values, 2), 0) / count
     apart = tl.where(known, values - center[None, :, None], 0.0)
     factor = tl.rsqrt(tl.sum(tl.sum(apart * apart, 2), 0) / count + eps)
-    here = (w < C) & (g < GROUPS)
     gain = tl.load(weight + row * weight_row + channel, mask=here, other=0.0).to(tl.float32)
     shift = tl.load(bias + row * bias_row + channel, mask=here, other=0.0).to(tl.float32)
     result = apart * factor[None, :, None] * gain + shift
     if RELU:
         result = tl.where(result < 0, 0.0, result)  # lets NaN through, as torch does
     tl.store(out + example * positions * (GROUPS * C) + at, result.to(out.dtype.element_ty), mask=known)
-    groups = tl.arange(0, GROUPS)
     tl.store(mean + example * GROUPS + groups, center)
     tl.store(scale + example * GROUPS + groups, factor)
 
 
-@triton.jit(do_not_specialize=["batch", "positions", "x_row", "weight_row", "bias_row", "examples"])
+@triton.jit(do_not_specialize=["batch", "positions", "examples"])
 def _norm_backward(
     grad,
     x,
@@ -245,28 +250,29 @@ def _norm_backward(
     C: tl.constexpr,
     RELU: tl.constexpr,
     P: tl.constexpr,
+    G: tl.constexpr,
     W: tl.constexpr,
 ):
-    """One example; parts are its sums for weight and bias, (2, examples, channels)."""
+    """G groups of one example; parts are their sums for weight and bias, (2, examples, channels)."""
     example = tl.program_id(0).to(tl.int64)
     row = example // batch
-    p, g, w = tl.arange(0, P)[:, None, None], tl.arange(0, GROUPS)[None, :, None], tl.arange(0, W)[None, None, :]
-    known = (p < positions) & (w < C) & (g < GROUPS)
+    groups = tl.program_id(1) * G + tl.arange(0, G)
+    p, g, w = tl.arange(0, P)[:, None, None], groups[None, :, None], tl.arange(0, W)[None, None, :]
+    here = (w < C) & (g < GROUPS)
+    known = (p < positions) & here
     channel = g * C + w
     at = p * (GROUPS * C) + channel
     values = tl.load(x + row * x_row + (example % batch) * positions * (GROUPS * C) + at, mask=known, other=0.0)
     into = tl.load(grad + example * positions * (GROUPS * C) + at, mask=known, other=0.0).to(tl.float32)
-    groups = tl.arange(0, GROUPS)
     center = tl.load(mean + example * GROUPS + groups)[None, :, None]
     factor = tl.load(scale + example * GROUPS + groups)[None, :, None]
-    here = (w < C) & (g < GROUPS)
     gain = tl.load(weight + row * weight_row + channel, mask=here, other=0.0).to(tl.float32)
     normal = tl.where(known, (values.to(tl.float32) - center) * factor, 0.0)
     if RELU:
         shift = tl.load(bias + row * bias_row + channel, mask=here, other=0.0).to(tl.float32)
         into = tl.where(normal * gain + shift > 0, into, 0.0)
-    at_part = tl.reshape(channel, (GROUPS, W))
-    here = tl.reshape(here, (GROUPS, W))
+    at_part = tl.reshape(channel, (G, W))
+    here = tl.reshape(here, (G, W))
     tl.store(parts + example * (GROUPS * C) + at_part, tl.sum(into * normal, 0), mask=here)
     tl.store(parts + (examples + example) * (GROUPS * C) + at_part, tl.sum(into, 0), mask=here)
     into *= gain
@@ -287,8 +293,8 @@ def norm(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     mean, scale = x.new_empty(2, *x.shape[:2], groups, dtype=torch.float32)
     flags, warps = _tile(x, groups, relu)
-    sizes = (x.shape[1], x.shape[2:-1].numel(), _row(x), _row(weight), _row(bias))
-    _norm[(x.shape[0] * x.shape[1],)](x, weight, bias, out, mean, scale, *sizes, eps, *flags, num_warps=warps)
+    sizes = (x.shape[1], x.shape[2:-1].numel(), x.stride(0), weight.stride(0), bias.stride(0))
+    _norm[(x.shape[0] * x.shape[1], groups // flags[-2])](x, weight, bias, out, mean, scale, *sizes, eps, *flags, num_warps=warps)
     return out, mean, scale
 
 
@@ -300,14 +306,132 @@ def norm_backward(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     parts = x.new_empty(2, rows, batch, channels, dtype=torch.float32)
     flags, warps = _tile(x, groups, relu)
-    sizes = (batch, x.shape[2:-1].numel(), _row(x), _row(weight), _row(bias), rows * batch)
-    _norm_backward[(rows * batch,)](grad, x, weight, bias, mean, scale, out, parts, *sizes, *flags, num_warps=warps)
+    sizes = (batch, x.shape[2:-1].numel(), x.stride(0), weight.stride(0), bias.stride(0), rows * batch)
+    _norm_backward[(rows * batch, groups // flags[-2])](grad, x, weight, bias, mean, scale, out, parts, *sizes, *flags, num_warps=warps)
     into_weight, into_bias = parts.sum(2).to(weight.dtype)
     return out, into_weight, into_bias
 
 
-def _tile(x: Tensor, groups: int, relu: bool) -> tuple[tuple[int, int, bool, int, int], int]:
+def _tile(x: Tensor, groups: int, relu: bool) -> tuple[tuple[int, int, bool, int, int, int], int]:
     positions, channels = x.shape[2:-1].numel(), x.shape[-1] // groups
     p, w = triton.next_power_of_2(positions), triton.next_power_of_2(channels)
-    warps = max(1, min(16, p * w * groups // 512))
-    return (groups, channels, relu, p, w), warps
+    together = groups if p * w * groups <= 4096 else 1
+    return (groups, channels, relu, p, together, w), max(1, min(16, p * w * together // 512))
+
+
+@triton.jit(do_not_specialize=["height", "width", "count"])
+def _pool(x, out, height, width, count, C: tl.constexpr, SY: tl.constexpr, SZ: tl.constexpr, B: tl.constexpr):
+    """The largest of SY × SZ pixels, in steps of as many."""
+    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    pixel, c = at // C, at % C
+    z, rest = pixel % (width // SZ), pixel // (width // SZ)
+    y, example = rest % (height // SY), rest // (height // SY)
+    corner = x + ((example * height + y * SY) * width + z * SZ) * C + c
+    known = at < count
+    best = tl.load(corner, mask=known)
+    for tap in tl.static_range(1, SY * SZ):
+        other = tl.load(corner + ((tap // SZ) * width + tap % SZ) * C, mask=known)
+        best = tl.where((other > best) | (other != other), other, best)
+    tl.store(out + at, best, mask=known)
+
+
+@triton.jit(do_not_specialize=["height", "width", "count"])
+def _pool_backward(
+    grad, x, into, height, width, count, C: tl.constexpr, SY: tl.constexpr, SZ: tl.constexpr, B: tl.constexpr
+):
+    """The gradient goes to the first of the largest."""
+    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    pixel, c = at // C, at % C
+    z, rest = pixel % (width // SZ), pixel // (width // SZ)
+    y, example = rest % (height // SY), rest // (height // SY)
+    corner = ((example * height + y * SY) * width + z * SZ) * C + c
+    known = at < count
+    best = tl.load(x + corner, mask=known)
+    chosen = tl.zeros((B,), dtype=tl.int32)
+    for tap in tl.static_range(1, SY * SZ):
+        other = tl.load(x + corner + ((tap // SZ) * width + tap % SZ) * C, mask=known)
+        better = (other > best) | (other != other)
+        best, chosen = tl.where(better, other, best), tl.where(better, tap, chosen)
+    g = tl.load(grad + at, mask=known)
+    for tap in tl.static_range(0, SY * SZ):
+        place = into + corner + ((tap // SZ) * width + tap % SZ) * C
+        tl.store(place, tl.where(chosen == tap, g, 0.0), mask=known)
+
+
+def pool(x: Tensor, sides: tuple[int, int]) -> Tensor:
+    """(R, B, height, width, C), contiguous; odd last rows and columns are left out."""
+    rows, batch, height, width, channels = x.shape
+    out = x.new_empty(rows, batch, height // sides[0], width // sides[1], channels)
+    _pool[(triton.cdiv(out.numel(), 1024),)](x, out, height, width, out.numel(), channels, *sides, 1024)
+    return out
+
+
+def pool_backward(grad: Tensor, x: Tensor, sides: tuple[int, int]) -> Tensor:
+    height, width, channels = x.shape[2:]
+    whole = height % sides[0] == 0 and width % sides[1] == 0
+    into = torch.empty_like(x) if whole else torch.zeros_like(x)
+    flags = (height, width, grad.numel(), channels, *sides, 1024)
+    _pool_backward[(triton.cdiv(grad.numel(), 1024),)](grad, x, into, *flags)
+    return into
+
+
+@triton.jit(do_not_specialize=["positions"])
+def _delta(graft, host, f, g, out, positions, ADD: tl.constexpr, MULTIPLY: tl.constexpr, C: tl.constexpr, P: tl.constexpr, W: tl.constexpr):
+    """P positions of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    p, c = tl.program_id(1) * P + tl.arange(0, P), tl.arange(0, W)
+    at = (row * positions + p)[:, None] * C + c[None, :]
+    known = (p < positions)[:, None] & (c < C)[None, :]
+    body = tl.load(f + at, mask=known, other=0.0).to(tl.float32)
+    how = tl.load(graft + row)
+    if how == MULTIPLY:
+        body = tl.load(host + at, mask=known, other=0.0).to(tl.float32) * (2 * tl.sigmoid(2 * body) - 1)
+    elif how != ADD:
+        body *= tl.sigmoid(tl.load(g + row * positions + p, mask=p < positions, other=0.0).to(tl.float32))[:, None]
+    tl.store(out + at, body.to(out.dtype.element_ty), mask=known)
+
+
+@triton.jit(do_not_specialize=["positions"])
+def _delta_backward(grad, graft, host, f, g, into_host, into_f, into_g, positions, ADD: tl.constexpr, MULTIPLY: tl.constexpr, C: tl.constexpr, P: tl.constexpr, W: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    p, c = tl.program_id(1) * P + tl.arange(0, P), tl.arange(0, W)
+    at = (row * positions + p)[:, None] * C + c[None, :]
+    known = (p < positions)[:, None] & (c < C)[None, :]
+    back = tl.load(grad + at, mask=known, other=0.0).to(tl.float32)
+    to_host = tl.zeros((P, W), dtype=tl.float32)
+    to_gate = tl.zeros((P,), dtype=tl.float32)
+    to_body = back
+    how = tl.load(graft + row)
+    if how == MULTIPLY:
+        bent = 2 * tl.sigmoid(2 * tl.load(f + at, mask=known, other=0.0).to(tl.float32)) - 1
+        to_host = back * bent
+        to_body = back * tl.load(host + at, mask=known, other=0.0).to(tl.float32) * (1 - bent * bent)
+    elif how != ADD:
+        opened = tl.sigmoid(tl.load(g + row * positions + p, mask=p < positions, other=0.0).to(tl.float32))
+        body = tl.load(f + at, mask=known, other=0.0).to(tl.float32)
+        to_gate = tl.sum(back * body, 1) * opened * (1 - opened)
+        to_body = back * opened[:, None]
+    tl.store(into_host + at, to_host.to(into_host.dtype.element_ty), mask=known)
+    tl.store(into_f + at, to_body.to(into_f.dtype.element_ty), mask=known)
+    tl.store(into_g + row * positions + p, to_gate.to(into_g.dtype.element_ty), mask=p < positions)
+
+
+def delta(graft: Tensor, host: Tensor, f: Tensor, g: Tensor) -> Tensor:
+    out = torch.empty_like(f)
+    grid, flags = _positions(f)
+    _delta[grid](graft, host, f, g, out, *flags)
+    return out
+
+
+def delta_backward(grad: Tensor, graft: Tensor, host: Tensor, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    into = torch.empty_like(host), torch.empty_like(f), torch.empty_like(g)
+    grid, flags = _positions(f)
+    _delta_backward[grid](grad, graft, host, f, g, *into, *flags)
+    return into
+
+
+def _positions(x: Tensor) -> tuple[tuple[int, int], tuple[int, ...]]:
+    """Tiles of about a thousand numbers."""
+    positions, width = x.shape[1:-1].numel(), triton.next_power_of_2(x.shape[-1])
+    tile = max(1, 1024 // width)
+    return (len(x), triton.cdiv(positions, tile)), (positions, Graft.ADD, Graft.MULTIPLY, x.shape[-1], tile, width)

@@ -49,9 +49,10 @@ class _Norm(RowFunction):
         ctx.groups, ctx.relu = inputs[3:]
         ctx.save_for_backward(*inputs[:3], *output)
         ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         return *_NormBackward.apply(grads[0], *ctx.saved_tensors, ctx.groups, ctx.relu), None, None  # pyright: ignore
 
 

@@ -11,8 +11,8 @@ class RowFunction(Function):
     """A function whose tensors, in and out, all have rows as their first axis. To vmap, more rows are just more rows."""
 
     @classmethod
-    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
-        def stacked(x: Any, dim: int | None) -> Any:
+    def vmap(cls, info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
+        def stacked(x: Any, dim: Any) -> Any:
             if not isinstance(x, Tensor):
                 return x
             x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)

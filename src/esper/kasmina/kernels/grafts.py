@@ -1,0 +1,60 @@
+"""`blending.delta` for rows of seeds that were grafted in different ways."""
+
+# pyright: reportIncompatibleMethodOverride=false
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.kernels.rows import RowFunction, usable
+from esper.leyline.actions import Graft
+
+
+def any_delta(graft: Tensor, host: Tensor, f: Tensor, g: Tensor) -> Tensor:
+    """What each row's seed adds to its host's stream: graft (R,), host and f (R, ..., C), gate logits (R, ..., 1)."""
+    return _Delta.apply(graft, host, f, g)  # pyright: ignore
+
+
+class _Delta(RowFunction):
+    @staticmethod
+    def forward(graft: Tensor, host: Tensor, f: Tensor, g: Tensor) -> Tensor:
+        if usable(host, f, g):
+            from esper.kasmina.kernels import gpu
+
+            return gpu.delta(graft, host.contiguous(), f.contiguous(), g.contiguous())
+        add, multiply = _shaped(graft == Graft.ADD, f), _shaped(graft == Graft.MULTIPLY, f)
+        return torch.where(add, f, torch.where(multiply, host * torch.tanh(f), torch.sigmoid(g) * f))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *_DeltaBackward.apply(grads[0], *ctx.saved_tensors)  # pyright: ignore
+
+
+class _DeltaBackward(RowFunction):
+    @staticmethod
+    def forward(
+        grad: Tensor, graft: Tensor, host: Tensor, f: Tensor, g: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if usable(grad, host, f, g):
+            from esper.kasmina.kernels import gpu
+
+            return gpu.delta_backward(*(x.contiguous() for x in (grad, graft, host, f, g)))
+        add, multiply, gate = (_shaped(graft == kind, f) for kind in (Graft.ADD, Graft.MULTIPLY, Graft.GATE))
+        bent, opened = torch.tanh(f), torch.sigmoid(g)
+        into_f = torch.where(add, grad, torch.where(multiply, grad * host * (1 - bent * bent), grad * opened))
+        into_host = torch.where(multiply, grad * bent, 0.0)
+        into_g = torch.where(gate, (grad * f).sum(-1, keepdim=True) * opened * (1 - opened), 0.0)
+        return into_host, into_f, into_g
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+
+def _shaped(rows: Tensor, like: Tensor) -> Tensor:
+    return rows.view(-1, *[1] * (like.ndim - 1))

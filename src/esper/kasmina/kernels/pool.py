@@ -1,0 +1,58 @@
+"""Max-pooling of rows of images."""
+
+# pyright: reportIncompatibleMethodOverride=false
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.kernels.rows import RowFunction, usable
+
+
+def max_pool(x: Tensor, sides: tuple[int, int]) -> Tensor:
+    """The largest of each block of an image, channel by channel; (B, height, width, C). Odd ends are left out."""
+    return _Pool.apply(x[None], sides)[0]  # pyright: ignore
+
+
+class _Pool(RowFunction):
+    @staticmethod
+    def forward(x: Tensor, sides: tuple[int, int]) -> Tensor:
+        if usable(x):
+            from esper.kasmina.kernels import gpu
+
+            return gpu.pool(x.contiguous(), sides)
+        pooled, _ = torch.ops.aten.max_pool2d_with_indices(_images(x), sides)
+        return pooled.permute(0, 2, 3, 1).unflatten(0, x.shape[:2])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, tuple[int, int]], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.sides = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _PoolBackward.apply(grads[0], *ctx.saved_tensors, ctx.sides), None  # pyright: ignore
+
+
+class _PoolBackward(RowFunction):
+    @staticmethod
+    def forward(grad: Tensor, x: Tensor, sides: tuple[int, int]) -> Tensor:
+        if usable(grad, x):
+            from esper.kasmina.kernels import gpu
+
+            return gpu.pool_backward(grad.contiguous(), x.contiguous(), sides)
+        _, indices = torch.ops.aten.max_pool2d_with_indices(_images(x), sides)
+        back = torch.ops.aten.max_pool2d_with_indices_backward(
+            _images(grad), _images(x), sides, sides, [0, 0], [1, 1], False, indices
+        )
+        return back.permute(0, 2, 3, 1).unflatten(0, x.shape[:2])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+
+def _images(x: Tensor) -> Tensor:
+    """Channels first, for torch."""
+    return x.flatten(0, 1).permute(0, 3, 1, 2)

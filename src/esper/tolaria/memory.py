@@ -1,0 +1,79 @@
+"""How much memory a step takes, and into how many parts to split its batch so that it fits."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from esper.leyline.errors import EsperError
+from esper.tolaria.config import Engine
+from esper.tolaria.network import Network
+from esper.tolaria.plan import Kind
+
+TRAINING = 2.0
+"""Bytes in use at the peak of a training step, for each byte kept for the backward pass."""
+MEASURING = 1.0
+"""The same without a backward pass."""
+COPIES = 6
+"""Parameters, two moments, gradients, the last good copy of the governor, and a spare."""
+
+
+class Memory:
+    """What the rows of a network need, estimated from what autograd keeps of one example."""
+
+    def __init__(self, network: Network, engine: Engine, dtype: torch.dtype, inputs: tuple[int, ...]) -> None:
+        self.network, self.budget, self.dtype = network, engine.memory_budget, engine.compute
+        example = torch.zeros(2, *inputs, dtype=dtype if dtype == torch.long else torch.float32)
+        self.host = kept_bytes(network.trunk.template, example) if self.budget else 0
+        self.seeds: dict[Kind, int] = {}
+
+    def chunks(
+        self, num_hosts: int, batch: int, seeds: Mapping[Kind, int], beside: int, training: bool = True
+    ) -> int:
+        """The smallest number of parts of a batch that keeps within the budget."""
+        if self.budget is None:
+            return 1
+        slack = TRAINING if training else MEASURING
+        example = slack * ((num_hosts + beside) * self.host + sum(n * self.seed(kind) for kind, n in seeds.items()))
+        state = COPIES * sum(stack.whole["flat"].nbytes for stack in self.network.stacks.values())
+        left = self.budget - state
+        if left < example:
+            fit = int(num_hosts * self.budget / (state + example))
+            raise EsperError(
+                f"{num_hosts} hosts need {_readable(state + example)} even with one example of the batch of {batch} at a"
+                f" time, and memory_budget is {_readable(self.budget)}: about {fit} hosts would fit"
+            )
+        return min(batch, -int(-batch * example // left))
+
+    def seed(self, kind: Kind) -> int:
+        if kind not in self.seeds:
+            slot = self.network.slots[kind.slot]
+            template = self.network.known[kind].stack.template
+            assert isinstance(template.f, nn.Module)
+            stream = 6 * torch.zeros(slot.shape).numel() * torch.empty((), dtype=self.dtype).element_size()
+            self.seeds[kind] = kept_bytes(template.f, torch.zeros(2, *slot.shape)) + stream
+        return self.seeds[kind]
+
+
+def kept_bytes(module: nn.Module, x: Tensor) -> int:
+    """What autograd keeps for the backward pass of one example, in single precision, weights apart."""
+    device = next(module.parameters()).device
+    sizes: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        sizes[tensor.data_ptr()] = max(sizes.get(tensor.data_ptr(), 0), tensor.nbytes)
+        return tensor
+
+    def measure(examples: Tensor) -> int:
+        sizes.clear()
+        examples = examples.to(device, next(module.parameters()).dtype) if examples.is_floating_point() else examples.to(device)
+        with saved_tensors_hooks(keep, lambda tensor: tensor):
+            module(examples.requires_grad_() if examples.is_floating_point() else examples)
+        return sum(sizes.values())
+
+    return measure(x) - measure(x[:1])
+
+
+def _readable(size: float) -> str:
+    return f"{size / 2**30:.1f} GB" if size >= 2**30 else f"{size / 2**20:.1f} MB"

@@ -1,0 +1,200 @@
+"""The weights of a fleet and what they compute: a stack of trunks, and the seeds of each kind in a bucket."""
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+
+from esper.kasmina.hosts import build_host
+from esper.kasmina.kernels import any_delta
+from esper.kasmina.layers import Linear
+from esper.kasmina.slots import AnySeed, build_seed
+from esper.leyline.actions import Graft
+from esper.leyline.rng import Purpose, key
+from esper.leyline.specs import HostSpec, SlotSpec
+from esper.leyline.state import NO_BLUEPRINT, SlotState
+from esper.tolaria.plan import Kind, Padding, Plan, SlotPlan
+from esper.tolaria.stack import Params, Stack, run
+
+Flats = dict[Kind | None, Tensor]
+"""The rows of each bucket, and under None those of the trunk."""
+
+
+class Bucket:
+    """The seeds of one kind: a stack, and the host of each row, -1 for a free one."""
+
+    def __init__(self, kind: Kind, slot: SlotSpec, device: torch.device, dtype: torch.dtype, room: int) -> None:
+        build_seed(slot, kind.blueprint, Graft.GATE)  # raises if this seed cannot live in this slot
+        self.stack = Stack(lambda: AnySeed(slot, kind.blueprint), 0, device, dtype, room)
+        self.hosts = np.zeros(0, dtype=np.int64)
+
+    def release(self, staying: np.ndarray) -> None:
+        """Free the rows of hosts that are not `staying`, (N,)."""
+        leaving = np.flatnonzero((self.hosts >= 0) & ~staying[self.hosts])
+        if len(leaving):
+            self.hosts[leaving] = -1
+            self.stack.clear(self.at(leaving))
+
+    def admit(self, hosts: np.ndarray, keys: Int[Tensor, " R"], gated: Bool[Tensor, " R"], room: int) -> None:
+        """Give newborns a row, making room first if there is none. Only the gated ones have a gate."""
+        self.fit(room)
+        rows = np.flatnonzero(self.hosts < 0)[: len(hosts)]
+        self.hosts[rows] = hosts
+        at = self.at(rows)
+        self.stack.bear(at, keys)
+        for name, view in self.stack.layout.views(self.stack.flat).items():
+            if name.startswith("g."):
+                view[at] *= gated.view(-1, *[1] * (view.ndim - 1))
+
+    def fit(self, size: int) -> None:
+        """Hold `size` rows if that is more than now, or less than a quarter; the living move to the front."""
+        if len(self.hosts) // 4 < size <= len(self.hosts):
+            return
+        living = np.flatnonzero(self.hosts >= 0)
+        self.stack.resize(self.at(living), size)
+        self.hosts = np.concatenate([self.hosts[living], np.full(size - len(living), -1)])
+
+    def at(self, rows: np.ndarray) -> Tensor:
+        return torch.from_numpy(rows).to(self.stack.flat.device)
+
+
+class Network:
+    """N hosts of one spec and their seeds. Kinds that nobody holds cost nothing."""
+
+    def __init__(
+        self, spec: HostSpec, num_hosts: int, device: torch.device, dtype: torch.dtype, room: int, patience: int
+    ) -> None:
+        template = build_host(spec)
+        self.slots, self.space = template.slot_specs, template.space
+        self.device, self.dtype, self.room = device, dtype, room
+        self.patience = patience
+        """How many times a kind of seed may be found empty before it is no longer run."""
+        self.trunk = Stack(lambda: build_host(spec), num_hosts, device, dtype)
+        self.buckets: dict[Kind, Bucket] = {}
+        """The kinds that live now..."""
+        self.known: dict[Kind, Bucket] = {}
+        """...and those that ever did: recorded programs refer to their memory."""
+        self.idle: dict[Kind, int] = {}
+        self.gates = [Linear(slot.channels, 1) for slot in self.slots]
+        """Templates: all gates of a slot run at once, whatever the blueprint."""
+
+    @property
+    def stacks(self) -> dict[Kind | None, Stack]:
+        return {None: self.trunk} | {kind: bucket.stack for kind, bucket in self.buckets.items()}
+
+    def bear(self, fresh: Bool[Tensor, " N"], rng_seeds: Int[Tensor, " N"]) -> None:
+        """New trunks in some places."""
+        rows = fresh.nonzero()[:, 0]
+        self.trunk.bear(rows, key(rng_seeds[rows], Purpose.HOST_WEIGHTS))
+
+    def tend(self, state: SlotState, fresh: Bool[Tensor, " N"] | None, rng_seeds: Tensor, padding: Padding) -> None:
+        """Newborn seeds get a row in their bucket, the gone lose theirs. `fresh` hosts keep nothing."""
+        now, births, graft = torch.stack([state.blueprint, state.births, state.graft]).cpu().numpy()
+        renewed = np.zeros(len(now), bool) if fresh is None else fresh.cpu().numpy()
+        for kind, bucket in self.buckets.items():
+            bucket.release((now[:, kind.slot] == self.space.blueprints.index(kind.blueprint)) & ~renewed)
+        for s, b in np.unique(np.stack([np.indices(now.shape)[1], now], -1)[now != NO_BLUEPRINT], axis=0).tolist():
+            kind = Kind(s, self.space.blueprints[b])
+            if kind not in self.known:
+                self.known[kind] = Bucket(kind, self.slots[s], self.device, self.dtype, self.room)
+            bucket = self.buckets[kind] = self.known[kind]
+            newborns = np.setdiff1d(np.flatnonzero(now[:, s] == b), bucket.hosts)
+            if len(newborns):
+                hosts, birth, gated = (
+                    torch.from_numpy(x).to(self.device)
+                    for x in (newborns, births[newborns, s], graft[newborns, s] == Graft.GATE)
+                )
+                room = padding((kind, "seeds"), int((bucket.hosts >= 0).sum()) + len(newborns))
+                bucket.admit(newborns, key(rng_seeds[hosts], Purpose.SEED_WEIGHTS, s, birth), gated, room)
+        self.idle = {
+            kind: 0 if (b.hosts >= 0).any() else self.idle.get(kind, 0) + 1 for kind, b in self.buckets.items()
+        }
+        self.buckets = {kind: bucket for kind, bucket in self.buckets.items() if self.idle[kind] <= self.patience}
+
+    def forward(self, flats: Flats, x: Tensor, plan: Plan) -> tuple[Tensor, Tensor | None]:
+        """What all hosts answer, (N, B, ...), and what the rows beside them do.
+
+        A row beside starts where its seed sits, from a copy of the host's stream that no gradient leaves, with the
+        seed switched over: on if it is silent, off if it speaks. All other weights it meets are fixed.
+        """
+        trunk = self.trunk.layout.unpack(flats[None])
+        segments = self.trunk.template.segments
+        assert isinstance(segments, nn.ModuleList)
+        beside: Tensor | None = None
+        for s, segment in enumerate(segments):
+            prefix = f"segments.{s}."
+            x = run(segment, _under(prefix, trunk), x)
+            if beside is not None:
+                rows = plan.beside.rows[: len(beside)]
+                fixed = {name: p.detach()[rows] for name, p in _under(prefix, trunk).items()}
+                beside = run(segment, fixed, beside)
+            if s < len(plan.slots) and plan.slots[s].buckets:
+                x, beside = self.graft(flats, x, beside, plan.slots[s])
+        return x, beside
+
+    def graft(
+        self, flats: Flats, x: Tensor, beside: Tensor | None, plan: SlotPlan
+    ) -> tuple[Tensor, Tensor | None]:
+        """Let the seeds of one slot speak, in their hosts and in the rows beside, and start new rows."""
+        stream = x.index_select(0, plan.hosts)
+        stream = where(plan.speaks, stream, stream.detach())
+        heard = None if beside is None else beside.index_select(0, plan.echoes.rows)
+        deltas, echoes = self.deltas(flats, stream, heard, plan)
+        x = x.index_add(0, plan.hosts, _loud(plan.speaks, plan.alpha, deltas))
+        if beside is not None and echoes is not None:
+            beside = beside.index_add(0, plan.echoes.rows, _loud(plan.echoes.real, plan.echo_alpha, echoes))
+        seeds = plan.spawns.rows
+        if not len(seeds):
+            return x, beside
+        off = stream.detach()[seeds]
+        on = off + _spread(plan.target[seeds], off) * deltas[seeds]
+        start = where(plan.speaks[seeds], off, on)
+        return x, start if beside is None else torch.cat([beside, start])
+
+    def deltas(
+        self, flats: Flats, stream: Tensor, heard: Tensor | None, plan: SlotPlan
+    ) -> tuple[Tensor, Tensor | None]:
+        """What all seeds of a slot make of their hosts' streams and, with fixed weights, of the rows beside."""
+        sizes = [(b.num_seeds, b.num_echoes) for b in plan.buckets]
+        streams, graft = stream, plan.graft
+        if heard is not None:
+            streams, graft = (_shuffled(*pair, sizes) for pair in ((stream, heard), (plan.graft, plan.echo_graft)))
+        bodies, gates = [], []
+        for b, own in zip(plan.buckets, streams.split([sum(size) for size in sizes]), strict=True):
+            stack, flat = self.buckets[b.kind].stack, flats[b.kind]
+            rows = torch.cat([flat, flat.detach()[b.echo_seeds]]) if b.num_echoes else flat
+            params, template = stack.layout.unpack(rows), stack.template
+            assert isinstance(template, AnySeed)
+            bodies.append(run(template.f, _under("f.", params), own).to(own.dtype))
+            gates.append(_under("g.", params))
+        gate = {name: torch.cat([params[name] for params in gates]) for name in gates[0]}
+        logits = run(self.gates[plan.buckets[0].kind.slot], gate, streams)
+        deltas = any_delta(graft, streams, torch.cat(bodies), logits)
+        if heard is None:
+            return deltas, None
+        parts = deltas.split([size for pair in sizes for size in pair])
+        return torch.cat(parts[::2]), torch.cat(parts[1::2])
+
+
+def where(rows: Bool[Tensor, " R"], yes: Tensor, no: Tensor | float) -> Tensor:
+    return torch.where(rows.view(-1, *[1] * (yes.ndim - 1)), yes, no)
+
+
+def _shuffled(seeds: Tensor, echoes: Tensor, sizes: list[tuple[int, int]]) -> Tensor:
+    """Bucket after bucket, its seeds and then those that are heard beside."""
+    own, other = seeds.split([a for a, _ in sizes]), echoes.split([b for _, b in sizes])
+    return torch.cat([part for pair in zip(own, other, strict=True) for part in pair])
+
+
+def _loud(speaks: Tensor, alpha: Tensor, deltas: Tensor) -> Tensor:
+    """What is heard of each delta. Of a silent one −0.0, the number that changes no bit of what it is added to."""
+    return where(speaks, _spread(alpha, deltas) * deltas, -0.0)
+
+
+def _spread(row: Tensor, like: Tensor) -> Tensor:
+    """One number per row, in the dtype of a stream and shaped to multiply it."""
+    return row.to(like.dtype).view(-1, *[1] * (like.ndim - 1))
+
+
+def _under(prefix: str, params: Params) -> Params:
+    return {name.removeprefix(prefix): p for name, p in params.items() if name.startswith(prefix)}
