@@ -8,9 +8,12 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from esper.kasmina.kernels import convolve, group_norm, max_pool
+from esper.kasmina.kernels import along, convolve, group_norm, max_pool
+
+Params = dict[str, Tensor]
 
 
 class Layer(nn.Module):
@@ -27,7 +30,18 @@ class Layer(nn.Module):
         return nn.Parameter(torch.zeros(shape).uniform_(-bound, bound) if bound else torch.zeros(shape))
 
 
-class Linear(Layer):
+class RowLayer(Layer):
+    """A layer that can run many copies of itself at once. Alone, it is a single row."""
+
+    def rows(self, params: Params, x: Tensor) -> Tensor:
+        """Each row of parameters on its own row of x: (R, ...), (R, B, ...) to (R, B, ...)."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rows({name: p[None] for name, p in self.named_parameters()}, x[None])[0]
+
+
+class Linear(RowLayer):
     """A linear map of the channels. `zero` starts it as the zero map."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True, zero: bool = False) -> None:
@@ -36,16 +50,17 @@ class Linear(Layer):
         self.weight = self.draw("weight", (outputs, inputs), bound)
         self.bias = self.draw("bias", (outputs,), bound) if bias else None
 
+    def rows(self, params: Params, x: Tensor) -> Tensor:
+        flat, weight = x.flatten(1, -2), params["weight"].mT
+        bias = params.get("bias")
+        out = flat @ weight if bias is None else torch.baddbmm(bias[:, None], flat, weight)
+        return out.unflatten(1, x.shape[1:-1])
+
     def forward(self, x: Tensor) -> Tensor:
-        return _linear(x, self.weight, self.bias)
+        return functional.linear(x.flatten(0, -2), self.weight, self.bias).unflatten(0, x.shape[:-1])
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A linear map of the last axis. With all other axes flattened, a stack of hosts is one batched matmul."""
-    return functional.linear(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
-
-
-class Conv(Layer):
+class Conv(RowLayer):
     """A convolution over one or two axes, with the weight layout of torch's own.
 
     `depthwise` filters each channel by itself. The output is `stride` times shorter, rounded up.
@@ -69,19 +84,21 @@ class Conv(Layer):
         self.weight = self.draw("weight", (outputs, 1 if depthwise else inputs, *kernel), bound)
         self.bias = self.draw("bias", (outputs,), bound) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.filtered(x) if self.depthwise else convolve(x, self.weight, self.stride)
-        return out if self.bias is None else out + self.bias
+    def rows(self, params: Params, x: Tensor) -> Tensor:
+        weight, bias = params["weight"], params.get("bias")
+        out = self.filtered(weight, x) if self.depthwise else convolve(x, weight, self.stride)
+        return out if bias is None else out + along(bias, out)
 
-    def filtered(self, x: Tensor) -> Tensor:
+    def filtered(self, weight: Tensor, x: Tensor) -> Tensor:
         padding = [side for k in reversed(self.kernel) for side in (k // 2, k // 2)]
         x = functional.pad(x, [0, 0, *padding])
-        for axis, k in enumerate(self.kernel, start=1):
+        for axis, k in enumerate(self.kernel, start=2):
             x = x.unfold(axis, k, self.stride)
-        return (x.flatten(-len(self.kernel)) * self.weight.flatten(1)).sum(-1)
+        x = x.flatten(-len(self.kernel))  # R B *space C taps
+        return (x * weight.view(len(x), *[1] * (x.ndim - 3), *weight.shape[1:2], -1)).sum(-1)
 
 
-class Norm(Layer):
+class Norm(RowLayer):
     """Normalises each example: the channels of each position or, with `space`, groups of channels over all positions.
 
     `zero` starts it as the zero map. `relu` cuts what is negative, in the same pass over memory.
@@ -89,17 +106,18 @@ class Norm(Layer):
 
     def __init__(self, channels: int, *, space: bool = False, zero: bool = False, relu: bool = False) -> None:
         super().__init__()
-        self.relu = relu
         self.groups = 2 if space and channels % 2 == 0 and channels >= 8 else 1
-        self.space = space
+        self.space, self.relu = space, relu
         self.weight = nn.Parameter(torch.zeros(channels) if zero else torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.space:
-            out = functional.layer_norm(x, x.shape[-1:], self.weight, self.bias)
-            return out.relu() if self.relu else out
-        return group_norm(x, self.weight, self.bias, self.groups, self.relu)
+    def rows(self, params: Params, x: Tensor) -> Tensor:
+        weight, bias = params["weight"], params["bias"]
+        if self.space:
+            return group_norm(x, weight, bias, self.groups, self.relu)
+        out = functional.layer_norm(x, x.shape[-1:])
+        out = torch.addcmul(along(bias, x), out, along(weight, x)).to(out.dtype)
+        return out.relu() if self.relu else out
 
 
 class Embedding(Layer):
@@ -134,16 +152,41 @@ class CausalAttention(Layer):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
-class Pool(nn.Module):
+class Pool(RowLayer):
     """Halves an image's sides, keeping the largest of each 2×2. An odd last row is dropped; a side of 1 is kept."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        height, width = (2 if side > 1 else 1 for side in x.shape[1:3])
-        return max_pool(x, (height, width)) if height * width > 1 else x
+    def rows(self, params: Params, x: Tensor) -> Tensor:
+        height, width = (2 if side > 1 else 1 for side in x.shape[2:4])
+        return max_pool(x, height, width) if height * width > 1 else x
 
 
-class MeanOverSpace(nn.Module):
+class MeanOverSpace(RowLayer):
     """One vector per example."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(1, -2).mean(1)
+    def rows(self, params: Params, x: Tensor) -> Tensor:
+        return x.flatten(2, -2).mean(2)
+
+
+ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU)
+
+
+def run_rows(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+    """Copies of a module, each with its own parameters on its own inputs, (R, B, ...) to (R, B, ...).
+
+    Esper's own layers know how; anyone else's run under vmap.
+    """
+    kind = type(module)
+    if kind is nn.Sequential:
+        for name, child in module.named_children():
+            x = run_rows(child, under(f"{name}.", params), x)
+        return x
+    if kind in ELEMENTWISE:
+        return module(x)
+    if "rows" in vars(kind) and isinstance(module, RowLayer):  # what inherits it may have changed forward
+        return module.rows(params, x)
+    return vmap(lambda p, row: functional_call(module, p, (row,)))(params, x)
+
+
+def under(prefix: str, params: Params) -> Params:
+    """The parameters of a part, by the names they have in it."""
+    return {name.removeprefix(prefix): p for name, p in params.items() if name.startswith(prefix)}

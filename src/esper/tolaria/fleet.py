@@ -1,6 +1,7 @@
 """N hosts of one spec, trained as one program: their parameters stacked, their seeds in buckets of one kind."""
 
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,7 +70,6 @@ class Fleet:
         self.memory = Memory(self.network, engine, self.train_data[0].dtype, spec.inputs)
         self.memory.chunks(self.num_hosts, self.config.batch_size, {}, 0)  # raises if the bare hosts do not fit
         self.seed_sizes = self.of_seeds(lambda s, name, graft: num_parameters(build_seed(self.slots[s], name, graft)))
-        self.seed_flops = self.of_seeds(lambda s, name, graft: seed_flops(self.slots[s], name, graft))
         self.epoch = torch.zeros_like(self.rng_seeds)
         self.state = empty_slots(self.num_hosts, len(self.slots), self.device)
         self.vitals = unmeasured(self.state)
@@ -84,6 +84,10 @@ class Fleet:
     @property
     def num_hosts(self) -> int:
         return len(self.rng_seeds)
+
+    @cached_property
+    def seed_flops(self) -> Int[Tensor, "S K G"]:
+        return self.of_seeds(lambda s, name, graft: seed_flops(self.slots[s], name, graft))
 
     @property
     def trunk(self) -> Stack:
@@ -124,7 +128,11 @@ class Fleet:
 
     def flops(self) -> Int[Tensor, " N"]:
         """What this epoch cost each host, its share of silent lessons and of counterfactuals included."""
-        seeds, loud, silent = self.sum_of_seeds(self.seed_flops, self.state), speaking(self.state), incubating(self.state)
+        seeds, loud, silent = (
+            self.sum_of_seeds(self.seed_flops, self.state),
+            speaking(self.state),
+            incubating(self.state),
+        )
         heard = host_flops(self.spec) + seeds.where(loud, 0).sum(1)
         side = (heard[:, None] + seeds).where(silent, 0).sum(1)
         switched = heard[:, None] + torch.where(loud, -seeds, seeds)
@@ -285,7 +293,9 @@ class Fleet:
             here = {kind: bucket for kind, bucket in self.buckets.items() if kind.slot == s}
             if here:
                 hosts = np.concatenate([bucket.hosts for bucket in here.values()])
-                rows, hosts = (torch.from_numpy(x).to(self.device) for x in (np.flatnonzero(hosts >= 0), hosts[hosts >= 0]))
+                rows, hosts = (
+                    torch.from_numpy(x).to(self.device) for x in (np.flatnonzero(hosts >= 0), hosts[hosts >= 0])
+                )
                 finite = torch.cat([bucket.stack.flat.isfinite().all(1) for bucket in here.values()])[rows]
                 norm = torch.cat([norms[kind] for kind in here])[rows]
                 healthy[hosts, s] = finite & (~learning[hosts, s] | ((norm > 0) & norm.isfinite()))

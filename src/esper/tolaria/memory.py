@@ -28,9 +28,7 @@ class Memory:
         self.host = kept_bytes(network.trunk.template, example) if self.budget else 0
         self.seeds: dict[Kind, int] = {}
 
-    def chunks(
-        self, num_hosts: int, batch: int, seeds: Mapping[Kind, int], beside: int, training: bool = True
-    ) -> int:
+    def chunks(self, num_hosts: int, batch: int, seeds: Mapping[Kind, int], beside: int, training: bool = True) -> int:
         """The smallest number of parts of a batch that keeps within the budget."""
         if self.budget is None:
             return 1
@@ -67,7 +65,11 @@ def kept_bytes(module: nn.Module, x: Tensor) -> int:
 
     def measure(examples: Tensor) -> int:
         sizes.clear()
-        examples = examples.to(device, next(module.parameters()).dtype) if examples.is_floating_point() else examples.to(device)
+        examples = (
+            examples.to(device, next(module.parameters()).dtype)
+            if examples.is_floating_point()
+            else examples.to(device)
+        )
         with saved_tensors_hooks(keep, lambda tensor: tensor):
             module(examples.requires_grad_() if examples.is_floating_point() else examples)
         return sum(sizes.values())

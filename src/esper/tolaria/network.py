@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 from esper.kasmina.hosts import build_host
 from esper.kasmina.kernels import any_delta
-from esper.kasmina.layers import Linear
+from esper.kasmina.layers import Linear, run_rows, under
 from esper.kasmina.slots import AnySeed, build_seed
 from esper.leyline.actions import Graft
 from esper.leyline.rng import Purpose, key
 from esper.leyline.specs import HostSpec, SlotSpec
 from esper.leyline.state import NO_BLUEPRINT, SlotState
 from esper.tolaria.plan import Kind, Padding, Plan, SlotPlan
-from esper.tolaria.stack import Params, Stack, run
+from esper.tolaria.stack import Stack
 
 Flats = dict[Kind | None, Tensor]
 """The rows of each bucket, and under None those of the trunk."""
@@ -123,18 +123,16 @@ class Network:
         beside: Tensor | None = None
         for s, segment in enumerate(segments):
             prefix = f"segments.{s}."
-            x = run(segment, _under(prefix, trunk), x)
+            x = run_rows(segment, under(prefix, trunk), x)
             if beside is not None:
                 rows = plan.beside.rows[: len(beside)]
-                fixed = {name: p.detach()[rows] for name, p in _under(prefix, trunk).items()}
-                beside = run(segment, fixed, beside)
+                fixed = {name: p.detach()[rows] for name, p in under(prefix, trunk).items()}
+                beside = run_rows(segment, fixed, beside)
             if s < len(plan.slots) and plan.slots[s].buckets:
                 x, beside = self.graft(flats, x, beside, plan.slots[s])
         return x, beside
 
-    def graft(
-        self, flats: Flats, x: Tensor, beside: Tensor | None, plan: SlotPlan
-    ) -> tuple[Tensor, Tensor | None]:
+    def graft(self, flats: Flats, x: Tensor, beside: Tensor | None, plan: SlotPlan) -> tuple[Tensor, Tensor | None]:
         """Let the seeds of one slot speak, in their hosts and in the rows beside, and start new rows."""
         stream = x.index_select(0, plan.hosts)
         stream = where(plan.speaks, stream, stream.detach())
@@ -147,7 +145,7 @@ class Network:
         if not len(seeds):
             return x, beside
         off = stream.detach()[seeds]
-        on = off + _spread(plan.target[seeds], off) * deltas[seeds]
+        on = off + _spread(plan.target[seeds], off) * deltas.index_select(0, seeds)
         start = where(plan.speaks[seeds], off, on)
         return x, start if beside is None else torch.cat([beside, start])
 
@@ -165,10 +163,10 @@ class Network:
             rows = torch.cat([flat, flat.detach()[b.echo_seeds]]) if b.num_echoes else flat
             params, template = stack.layout.unpack(rows), stack.template
             assert isinstance(template, AnySeed)
-            bodies.append(run(template.f, _under("f.", params), own).to(own.dtype))
-            gates.append(_under("g.", params))
+            bodies.append(run_rows(template.f, under("f.", params), own).to(own.dtype))
+            gates.append(under("g.", params))
         gate = {name: torch.cat([params[name] for params in gates]) for name in gates[0]}
-        logits = run(self.gates[plan.buckets[0].kind.slot], gate, streams)
+        logits = run_rows(self.gates[plan.buckets[0].kind.slot], gate, streams)
         deltas = any_delta(graft, streams, torch.cat(bodies), logits)
         if heard is None:
             return deltas, None
@@ -194,7 +192,3 @@ def _loud(speaks: Tensor, alpha: Tensor, deltas: Tensor) -> Tensor:
 def _spread(row: Tensor, like: Tensor) -> Tensor:
     """One number per row, in the dtype of a stream and shaped to multiply it."""
     return row.to(like.dtype).view(-1, *[1] * (like.ndim - 1))
-
-
-def _under(prefix: str, params: Params) -> Params:
-    return {name.removeprefix(prefix): p for name, p in params.items() if name.startswith(prefix)}

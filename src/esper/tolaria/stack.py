@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.func import functional_call, vmap
 
 from esper.kasmina.birth import newborn
 from esper.kasmina.kernels import usable
+from esper.kasmina.layers import Params
 from esper.leyline.rng import isolated
 from esper.tolaria.config import TrainConfig
 
@@ -22,8 +22,6 @@ ALIGNMENT = 16
 """Every parameter starts at a multiple of this many elements, so that no row's arithmetic depends on where it lies."""
 EPS = 1e-8
 CLIP_EPS = 1e-6
-
-Params = dict[str, Tensor]
 
 
 class Layout:
@@ -136,11 +134,6 @@ class Stack:
         if rows > len(self.gradient_norms):
             self.gradient_norms = self.gradient_norms.new_zeros(rows)
         self.rows = rows
-
-
-def run(module: nn.Module, params: Params, *inputs: Tensor) -> Tensor:
-    """One module's rows on their own inputs, (R, B, ...) to (R, B, ...)."""
-    return vmap(lambda p, *x: functional_call(module, p, x))(params, *inputs)
 
 
 @torch.no_grad()

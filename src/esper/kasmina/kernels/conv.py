@@ -1,7 +1,7 @@
 """Convolutions of rows, each with its own weights.
 
-On a GPU one kernel gathers the patches while it multiplies them. Elsewhere patches are copied and multiplied in batches,
-and one row alone takes torch's own convolution, which is faster for it.
+On a GPU one kernel gathers the patches while it multiplies them. Elsewhere patches are copied and multiplied in
+batches, and one row alone takes torch's own convolution, which is faster for it.
 """
 
 # pyright: reportIncompatibleMethodOverride=false
@@ -14,15 +14,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esper.kasmina.kernels.rows import RowFunction, dense, usable
+from esper.kasmina.kernels.rows import RowFunction, alone, dense, usable
 
 
 def convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """(B, *space, C) with (O, C, *kernel) to (B, *space / stride, O), between zeros, over one or two axes."""
+    """(R, B, *space, C), (R, O, C, *kernel) to (R, B, *space / stride, O), between zeros, over one or two axes."""
     device = x.device.type
     if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
         x, weight = (t.to(torch.get_autocast_dtype(device)) for t in (x, weight))
-    return _Conv.apply(x[None], weight[None], stride)[0]  # pyright: ignore
+    if alone(x, weight):
+        conv = functional.conv1d if weight.ndim == 4 else functional.conv2d
+        padding = tuple(size // 2 for size in weight.shape[3:])
+        return conv(x[0].movedim(-1, 1), weight[0], None, stride, padding).movedim(1, -1)[None]
+    return _Conv.of(x, weight, stride)
 
 
 class _Conv(RowFunction):
@@ -32,8 +36,6 @@ class _Conv(RowFunction):
             from esper.kasmina.kernels import gpu
 
             return gpu.conv(dense(x), dense(weight), stride)
-        if len(weight) == 1:
-            return torch.convolution(*_as_torchs(x[0], weight[0], stride)).movedim(1, -1)[None]
         out = _patches(x, weight.shape[3:], stride) @ _matrix(weight).mT
         return out.unflatten(1, (x.shape[1], *(-(-size // stride) for size in x.shape[2:-1])))
 
@@ -45,7 +47,7 @@ class _Conv(RowFunction):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         wanted = ctx.needs_input_grad[:2]
-        return *_ConvBackward.apply(grads[0], *ctx.saved_tensors, ctx.stride, *wanted), None  # pyright: ignore
+        return *_ConvBackward.once(grads[0], *ctx.saved_tensors, ctx.stride, *wanted), None
 
 
 class _ConvBackward(RowFunction):
@@ -61,13 +63,6 @@ class _ConvBackward(RowFunction):
                 gpu.conv_for_input(grad, weight, stride, x.shape) if for_x else None,
                 gpu.conv_for_weight(grad, x, weight, stride) if for_weight else None,
             )
-        if len(weight) == 1:
-            image, filters, _, *rest = _as_torchs(x[0], weight[0], stride)
-            wanted = [for_x, for_weight, False]
-            into_x, into_weight, _ = torch.ops.aten.convolution_backward(
-                grad[0].movedim(-1, 1), image, filters, None, *rest, wanted
-            )
-            return into_x.movedim(1, -1)[None] if for_x else None, into_weight[None] if for_weight else None
         flat, kernel = grad.flatten(1, -2), weight.shape[3:]
         into_x = into_weight = None
         if for_x:
@@ -79,13 +74,6 @@ class _ConvBackward(RowFunction):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         pass
-
-
-def _as_torchs(x: Tensor, weight: Tensor, stride: int) -> tuple[Any, ...]:
-    """The arguments of torch's own convolution, channels first."""
-    axes = weight.ndim - 2
-    padding = [size // 2 for size in weight.shape[2:]]
-    return x.movedim(-1, 1), weight, None, [stride] * axes, padding, [1] * axes, False, [0] * axes, 1
 
 
 def _matrix(weight: Tensor) -> Tensor:
@@ -100,7 +88,7 @@ def _patches(x: Tensor, kernel: Sequence[int], stride: int) -> Tensor:
         x = x.unfold(axis, size, stride)
     axes = len(kernel)
     x = x.movedim(2 + axes, -1)  # R B *positions *kernel C
-    return x.reshape(len(x), x.shape[1:-1 - axes].numel(), -1)
+    return x.reshape(len(x), x.shape[1 : -1 - axes].numel(), -1)
 
 
 def _scattered(patches: Tensor, shape: Sequence[int], kernel: Sequence[int], stride: int) -> Tensor:

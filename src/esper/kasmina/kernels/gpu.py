@@ -157,9 +157,7 @@ def conv_for_weight(grad: Tensor, x: Tensor, weight: Tensor, stride: int) -> Ten
     chunks = max(1, min(PROGRAMS // (tiles * rows), size // 512))
     chunk = triton.cdiv(triton.cdiv(size, chunks), 64) * 64
     chunks = triton.cdiv(size, chunk)
-    parts = weight.new_empty(
-        chunks, rows, outer, *kernel, inner, dtype=weight.dtype if chunks == 1 else torch.float32
-    )
+    parts = weight.new_empty(chunks, rows, outer, *kernel, inner, dtype=weight.dtype if chunks == 1 else torch.float32)
     flags = (inner, outer, *taps, stride, _precision(x), 64, n, k)
     _conv_for_weight[(tiles, chunks, rows)](grad, x, parts, x.stride(0), *space, size, chunk, rows, *flags)
     whole = parts[0] if chunks == 1 else parts.sum(0).to(weight.dtype)
@@ -287,14 +285,14 @@ def fits(x: Tensor) -> bool:
     return triton.next_power_of_2(x.shape[2:-1].numel()) * triton.next_power_of_2(x.shape[-1]) <= LARGEST
 
 
-def norm(
-    x: Tensor, weight: Tensor, bias: Tensor, groups: int, relu: bool, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int, relu: bool, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     mean, scale = x.new_empty(2, *x.shape[:2], groups, dtype=torch.float32)
     flags, warps = _tile(x, groups, relu)
     sizes = (x.shape[1], x.shape[2:-1].numel(), x.stride(0), weight.stride(0), bias.stride(0))
-    _norm[(x.shape[0] * x.shape[1], groups // flags[-2])](x, weight, bias, out, mean, scale, *sizes, eps, *flags, num_warps=warps)
+    _norm[(x.shape[0] * x.shape[1], groups // flags[-2])](
+        x, weight, bias, out, mean, scale, *sizes, eps, *flags, num_warps=warps
+    )
     return out, mean, scale
 
 
@@ -307,7 +305,9 @@ def norm_backward(
     parts = x.new_empty(2, rows, batch, channels, dtype=torch.float32)
     flags, warps = _tile(x, groups, relu)
     sizes = (batch, x.shape[2:-1].numel(), x.stride(0), weight.stride(0), bias.stride(0), rows * batch)
-    _norm_backward[(rows * batch, groups // flags[-2])](grad, x, weight, bias, mean, scale, out, parts, *sizes, *flags, num_warps=warps)
+    _norm_backward[(rows * batch, groups // flags[-2])](
+        grad, x, weight, bias, mean, scale, out, parts, *sizes, *flags, num_warps=warps
+    )
     into_weight, into_bias = parts.sum(2).to(weight.dtype)
     return out, into_weight, into_bias
 
@@ -376,7 +376,19 @@ def pool_backward(grad: Tensor, x: Tensor, sides: tuple[int, int]) -> Tensor:
 
 
 @triton.jit(do_not_specialize=["positions"])
-def _delta(graft, host, f, g, out, positions, ADD: tl.constexpr, MULTIPLY: tl.constexpr, C: tl.constexpr, P: tl.constexpr, W: tl.constexpr):
+def _delta(
+    graft,
+    host,
+    f,
+    g,
+    out,
+    positions,
+    ADD: tl.constexpr,
+    MULTIPLY: tl.constexpr,
+    C: tl.constexpr,
+    P: tl.constexpr,
+    W: tl.constexpr,
+):
     """P positions of one row."""
     row = tl.program_id(0).to(tl.int64)
     p, c = tl.program_id(1) * P + tl.arange(0, P), tl.arange(0, W)
@@ -392,7 +404,22 @@ def _delta(graft, host, f, g, out, positions, ADD: tl.constexpr, MULTIPLY: tl.co
 
 
 @triton.jit(do_not_specialize=["positions"])
-def _delta_backward(grad, graft, host, f, g, into_host, into_f, into_g, positions, ADD: tl.constexpr, MULTIPLY: tl.constexpr, C: tl.constexpr, P: tl.constexpr, W: tl.constexpr):
+def _delta_backward(
+    grad,
+    graft,
+    host,
+    f,
+    g,
+    into_host,
+    into_f,
+    into_g,
+    positions,
+    ADD: tl.constexpr,
+    MULTIPLY: tl.constexpr,
+    C: tl.constexpr,
+    P: tl.constexpr,
+    W: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     p, c = tl.program_id(1) * P + tl.arange(0, P), tl.arange(0, W)
     at = (row * positions + p)[:, None] * C + c[None, :]

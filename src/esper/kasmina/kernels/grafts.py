@@ -13,7 +13,7 @@ from esper.leyline.actions import Graft
 
 def any_delta(graft: Tensor, host: Tensor, f: Tensor, g: Tensor) -> Tensor:
     """What each row's seed adds to its host's stream: graft (R,), host and f (R, ..., C), gate logits (R, ..., 1)."""
-    return _Delta.apply(graft, host, f, g)  # pyright: ignore
+    return _Delta.of(graft, host, f, g)
 
 
 class _Delta(RowFunction):
@@ -32,14 +32,12 @@ class _Delta(RowFunction):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *_DeltaBackward.apply(grads[0], *ctx.saved_tensors)  # pyright: ignore
+        return None, *_DeltaBackward.once(grads[0], *ctx.saved_tensors)
 
 
 class _DeltaBackward(RowFunction):
     @staticmethod
-    def forward(
-        grad: Tensor, graft: Tensor, host: Tensor, f: Tensor, g: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(grad: Tensor, graft: Tensor, host: Tensor, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if usable(grad, host, f, g):
             from esper.kasmina.kernels import gpu
 

@@ -6,17 +6,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from esper.kasmina.kernels.rows import RowFunction, dense, usable
+from esper.kasmina.kernels.rows import RowFunction, alone, along, dense, usable
 
 EPS = 1e-5
 
 
 def group_norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int, relu: bool) -> Tensor:
-    """Zero mean and unit variance over all positions of each group of channels, then scale and shift; (B, *space, C).
+    """Zero mean and unit variance over the positions of each group of channels, scale and shift: (R, B, *space, C).
 
-    It measures in single precision whatever the stream's own."""
-    return _Norm.apply(x[None], weight[None], bias[None], groups, relu)[0][0]  # pyright: ignore
+    It measures in single precision whatever the stream's own.
+    """
+    if alone(x, weight, bias):
+        wide = torch.promote_types(x.dtype, torch.float32)
+        signal, *affine = (t[0].to(wide) for t in (x, weight, bias))
+        # As a contiguous signal: for channels-last images torch's backward has died on us.
+        out = functional.group_norm(signal.flatten(1, -2).mT.contiguous(), groups, *affine, EPS)
+        return (out.relu() if relu else out).mT.reshape(x.shape).to(x.dtype)
+    return _Norm.of(x, weight, bias, groups, relu)[0]
 
 
 class _Norm(RowFunction):
@@ -40,7 +48,7 @@ class _Norm(RowFunction):
             variance, mean = torch.var_mean(grouped, (1, 3), correction=0)
             scale = torch.rsqrt(variance + EPS)
             out = _normalized(grouped, mean, scale).reshape(x.shape)
-        out = torch.addcmul(_along(bias, x), out, _along(weight, x))
+        out = torch.addcmul(along(bias, x), out, along(weight, x))
         mean, scale = (statistic.view(*x.shape[:2], groups) for statistic in (mean, scale))
         return (out.relu_() if relu else out).to(x.dtype), mean, scale
 
@@ -53,7 +61,7 @@ class _Norm(RowFunction):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return *_NormBackward.apply(grads[0], *ctx.saved_tensors, ctx.groups, ctx.relu), None, None  # pyright: ignore
+        return *_NormBackward.once(grads[0], *ctx.saved_tensors, ctx.groups, ctx.relu), None, None
 
 
 class _NormBackward(RowFunction):
@@ -79,31 +87,27 @@ class _NormBackward(RowFunction):
         wide = mean.dtype
         grad, image = grad.to(wide), x.to(wide)
         if relu:
-            grad = grad * (out > 0)
-        mean, scale = mean.flatten(0, 1), scale.flatten(0, 1)
-        normalized = _normalized(_grouped(image, groups), mean, scale)
-        space = tuple(range(1, x.ndim - 1))
-        into_weight = (grad * normalized.view(x.shape)).sum(space).to(weight.dtype)
-        into_bias = grad.sum(space).to(bias.dtype)
-        grad = grad * _along(weight, x)
+            grad = torch.ops.aten.threshold_backward(grad, out, 0)
+        mean, scale = mean.flatten(0, 1).contiguous(), scale.flatten(0, 1).contiguous()
+        space, rows = tuple(range(2, x.ndim - 1)), x.shape[:2]
+        level, product = grad.sum(space), (grad * image).sum(space)  # R B C
+        each = [t.view(*rows, groups, 1).expand(*rows, groups, x.shape[-1] // groups).flatten(2) for t in (mean, scale)]
+        into_weight, into_bias = ((product - each[0] * level) * each[1]).sum(1), level.sum(1)
+        into = into_weight.to(weight.dtype), into_bias.to(bias.dtype)
+        grad = grad * along(weight, x)
         if x.device.type == "cpu":
             y, g = _channels_second(image), _channels_second(grad)
             sizes, wanted = (*y.shape[:2], y.shape[3], groups), [True, False, False]
             back = torch.ops.aten.native_group_norm_backward(g, y, mean, scale, None, *sizes, wanted)[0]
-            return _channels_last(back, x).to(x.dtype), into_weight, into_bias
-        g = _grouped(grad, groups)
+            return _channels_last(back, x).to(x.dtype), *into
+        g, normalized = _grouped(grad, groups), _normalized(_grouped(image, groups), mean, scale)
         shift, slope = g.mean((1, 3), keepdim=True), (g * normalized).mean((1, 3), keepdim=True)
         back = (g - shift - normalized * slope) * scale[:, None, :, None]
-        return back.reshape(x.shape).to(x.dtype), into_weight, into_bias
+        return back.reshape(x.shape).to(x.dtype), *into
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         pass
-
-
-def _along(row: Tensor, x: Tensor) -> Tensor:
-    """One number per row and channel, shaped to meet (R, B, *space, C)."""
-    return row.view(len(row), *[1] * (x.ndim - 2), -1)
 
 
 def _grouped(x: Tensor, groups: int) -> Tensor:

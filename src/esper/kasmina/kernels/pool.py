@@ -10,14 +10,15 @@ from torch import Tensor
 from esper.kasmina.kernels.rows import RowFunction, usable
 
 
-def max_pool(x: Tensor, sides: tuple[int, int]) -> Tensor:
-    """The largest of each block of an image, channel by channel; (B, height, width, C). Odd ends are left out."""
-    return _Pool.apply(x[None], sides)[0]  # pyright: ignore
+def max_pool(x: Tensor, height: int, width: int) -> Tensor:
+    """The largest of each block of an image, channel by channel: (R, B, height, width, C). Odd ends are left out."""
+    return _Pool.of(x, height, width)
 
 
 class _Pool(RowFunction):
     @staticmethod
-    def forward(x: Tensor, sides: tuple[int, int]) -> Tensor:
+    def forward(x: Tensor, height: int, width: int) -> Tensor:
+        sides = (height, width)
         if usable(x):
             from esper.kasmina.kernels import gpu
 
@@ -26,18 +27,19 @@ class _Pool(RowFunction):
         return pooled.permute(0, 2, 3, 1).unflatten(0, x.shape[:2])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, tuple[int, int]], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int, int], output: Tensor) -> None:
         ctx.save_for_backward(inputs[0])
-        ctx.sides = inputs[1]
+        ctx.sides = inputs[1:]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _PoolBackward.apply(grads[0], *ctx.saved_tensors, ctx.sides), None  # pyright: ignore
+        return _PoolBackward.once(grads[0], *ctx.saved_tensors, *ctx.sides), None, None
 
 
 class _PoolBackward(RowFunction):
     @staticmethod
-    def forward(grad: Tensor, x: Tensor, sides: tuple[int, int]) -> Tensor:
+    def forward(grad: Tensor, x: Tensor, height: int, width: int) -> Tensor:
+        sides = (height, width)
         if usable(grad, x):
             from esper.kasmina.kernels import gpu
 
