@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from esper.kasmina import build_host, host_kinds, register_host, unregister_host, weak_host
-from esper.kasmina.birth import newborn
+from esper.kasmina.birth import Nursery
 from esper.kasmina.host import num_parameters
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import Purpose, key
@@ -39,7 +39,7 @@ def test_slots_have_one_source(kind, slots):
 def test_a_hosts_weights_depend_on_its_number_alone(kind):
     spec = SPECS[kind]
     keys = key(torch.tensor([4, 5, 6]), Purpose.HOST_WEIGHTS)
-    together = newborn(build_host(spec), lambda: build_host(spec), keys)
+    together = Nursery(build_host(spec), lambda: build_host(spec), keys.device).bear(keys)
     for n, rng_seed in enumerate((4, 5, 6)):
         alone = dict(build_host(spec, rng_seed).named_parameters())
         assert alone.keys() == together.keys()

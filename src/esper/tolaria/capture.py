@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from esper.kasmina.kernels import compiling
+
 
 class Program:
     """A function of tensors as a CUDA graph. It reads static copies of its inputs and returns static outputs."""
@@ -37,11 +39,15 @@ class Programs:
         self.recorded: OrderedDict[Hashable, Program] = OrderedDict()
         self.pool: Any = None
         self.usable = True
+        self.compiled: set[Hashable] = set()
 
-    def find(self, name: str, function: Callable[..., Any], inputs: Any, warm_up: Callable[[], Any]) -> Program | None:
+    def find(
+        self, name: str, function: Callable[..., Any], inputs: Any, warm_up: Callable[[], Any], kinds: Hashable
+    ) -> Program | None:
         """The program for inputs of these shapes, recorded now if it is new; None if it cannot be recorded.
 
-        `warm_up` runs the function once without leaving a trace, as CUDA wants before a recording.
+        `warm_up` runs the function once without leaving a trace, as CUDA wants before a recording. Kernels are
+        compiled together when the function first meets these kinds of modules.
         """
         if not self.usable:
             return None
@@ -52,6 +58,10 @@ class Programs:
             return self.recorded[at]
         self.misses += 1
         try:
+            if (name, kinds) not in self.compiled:
+                with compiling():
+                    warm_up()
+                self.compiled.add((name, kinds))
             program = self._record(function, inputs, warm_up)
         except RuntimeError as error:
             self.usable = False

@@ -63,7 +63,7 @@ class Fleet:
         )
         self.rng_seeds = torch.tensor(list(rng_seeds), device=self.device)
         self.programs = Programs() if engine.graphs and self.device.type == "cuda" else None
-        self.padding: Padding = exact if self.programs is None else Roomy(self.num_hosts // 16)
+        self.padding: Padding = exact if self.programs is None else Roomy(self.num_hosts // 8)
         room, patience = (0, 0) if self.programs is None else (power_of_two(self.num_hosts), 100)
         self.network = Network(spec, self.num_hosts, self.device, engine.dtype, room, patience)
         self.slots, self.space = self.network.slots, self.network.space
@@ -211,7 +211,7 @@ class Fleet:
             for tensor, value in zip((*changing, self.losses), before, strict=True):
                 tensor.copy_(value)
 
-        return self.programs.find(name, function, inputs, warm_up)
+        return self.programs.find(name, function, inputs, warm_up, kinds=tuple(self.network.stacks))
 
     def train_step(self, plan: Plan, order: Tensor, count: Tensor, chunks: int) -> None:
         """The next batch of every host: gradients, clipping and step, row by row. Adds up losses and norms."""

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from esper.kasmina.birth import newborn
+from esper.kasmina.birth import Nursery
 from esper.kasmina.kernels import usable
 from esper.kasmina.layers import Params
 from esper.leyline.rng import isolated
@@ -87,7 +87,7 @@ class Stack:
     ) -> None:
         with isolated(0):
             self.template = build().to(device, dtype)
-        self.build = build
+        self.nursery = Nursery(self.template, build, device)
         self.layout = Layout(self.template)
         self.rows = rows
         self.whole = {
@@ -117,7 +117,7 @@ class Stack:
     def bear(self, rows: Int[Tensor, " R"], keys: Int[Tensor, " R"]) -> None:
         """Fill rows with newborns: the weights their keys stand for, no moments, no steps."""
         self.clear(rows)
-        self.flat[rows] = self.layout.flatten(newborn(self.template, self.build, keys)).to(self.flat)
+        self.flat[rows] = self.layout.flatten(self.nursery.bear(keys)).to(self.flat)
 
     def clear(self, rows: Int[Tensor, " R"]) -> None:
         for tensor in self.tensors.values():

@@ -7,6 +7,6 @@ from esper.kasmina.kernels.conv import convolve
 from esper.kasmina.kernels.grafts import any_delta
 from esper.kasmina.kernels.norm import group_norm
 from esper.kasmina.kernels.pool import max_pool
-from esper.kasmina.kernels.rows import along, usable
+from esper.kasmina.kernels.rows import along, compiling, usable
 
-__all__ = ["along", "any_delta", "convolve", "group_norm", "max_pool", "usable"]
+__all__ = ["along", "any_delta", "compiling", "convolve", "group_norm", "max_pool", "usable"]

@@ -1,9 +1,15 @@
-"""The same on CUDA devices, in Triton. Rows, examples and sizes are arguments; only channels and kernels are compiled in.
+"""The same on CUDA devices, in Triton. Only channels and kernel sizes are compiled in; all else is an argument.
 
 Sums run in single precision and in a fixed order, so that a result does not change from run to run.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
+
+import os
+from collections.abc import Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import triton
@@ -17,6 +23,47 @@ LARGEST = 1 << 15
 PROGRAMS = 4096
 """How many programs to spread a sum over examples on."""
 RUNTIME = ["height", "width", "out_height", "out_width", "size"]
+
+
+_waiting: list[tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]] | None = None
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    if _waiting is None:
+        kernel[grid](*arguments, **options)
+    else:
+        _waiting.append((kernel, grid, arguments, options))
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """What is launched in here does not run. It is compiled, all at once, to be there when it is launched again."""
+    global _waiting
+    _waiting = []
+    try:
+        yield
+        calls = {
+            _variant(kernel, arguments): (kernel, grid, arguments, options)
+            for kernel, grid, arguments, options in _waiting
+        }
+    finally:
+        _waiting = None
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        for _ in pool.map(lambda call: call[0].warmup(*call[2], grid=call[1], **call[3]), calls.values()):
+            pass
+
+
+def _variant(kernel: Any, arguments: tuple[Any, ...]) -> Hashable:
+    """What Triton compiles apart."""
+
+    def seen(parameter: Any, x: Any) -> Hashable:
+        if isinstance(x, Tensor):
+            return x.dtype, x.data_ptr() % 16 == 0
+        if parameter.is_constexpr:
+            return x
+        return None if parameter.do_not_specialize else (x % 16 == 0, x == 1)
+
+    return kernel, tuple(seen(parameter, x) for parameter, x in zip(kernel.params, arguments, strict=True))
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -144,7 +191,7 @@ def _run_conv(x: Tensor, weight: Tensor, kernel: tuple[int, ...], stride: int, o
     n, k = min(_power(outer), 128), min(_power(inner * kernel[0] * kernel[1]), 64)
     grid = (triton.cdiv(sizes[-1], 128), triton.cdiv(outer, n), len(x))
     flags = (inner, outer, *kernel, stride, backward, _precision(x), 128, n, k)
-    _conv[grid](x, weight, out, x.stride(0), weight.stride(0), *sizes, *flags, num_warps=8 if n > 64 else 4)
+    launch(_conv, grid, x, weight, out, x.stride(0), weight.stride(0), *sizes, *flags, num_warps=8 if n > 64 else 4)
     return out
 
 
@@ -159,7 +206,7 @@ def conv_for_weight(grad: Tensor, x: Tensor, weight: Tensor, stride: int) -> Ten
     chunks = triton.cdiv(size, chunk)
     parts = weight.new_empty(chunks, rows, outer, *kernel, inner, dtype=weight.dtype if chunks == 1 else torch.float32)
     flags = (inner, outer, *taps, stride, _precision(x), 64, n, k)
-    _conv_for_weight[(tiles, chunks, rows)](grad, x, parts, x.stride(0), *space, size, chunk, rows, *flags)
+    launch(_conv_for_weight, (tiles, chunks, rows), grad, x, parts, x.stride(0), *space, size, chunk, rows, *flags)
     whole = parts[0] if chunks == 1 else parts.sum(0).to(weight.dtype)
     return whole.movedim(-1, 2)
 
@@ -290,8 +337,19 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int, relu: bool, eps: 
     mean, scale = x.new_empty(2, *x.shape[:2], groups, dtype=torch.float32)
     flags, warps = _tile(x, groups, relu)
     sizes = (x.shape[1], x.shape[2:-1].numel(), x.stride(0), weight.stride(0), bias.stride(0))
-    _norm[(x.shape[0] * x.shape[1], groups // flags[-2])](
-        x, weight, bias, out, mean, scale, *sizes, eps, *flags, num_warps=warps
+    launch(
+        _norm,
+        (x.shape[0] * x.shape[1], groups // flags[-2]),
+        x,
+        weight,
+        bias,
+        out,
+        mean,
+        scale,
+        *sizes,
+        eps,
+        *flags,
+        num_warps=warps,
     )
     return out, mean, scale
 
@@ -305,8 +363,20 @@ def norm_backward(
     parts = x.new_empty(2, rows, batch, channels, dtype=torch.float32)
     flags, warps = _tile(x, groups, relu)
     sizes = (batch, x.shape[2:-1].numel(), x.stride(0), weight.stride(0), bias.stride(0), rows * batch)
-    _norm_backward[(rows * batch, groups // flags[-2])](
-        grad, x, weight, bias, mean, scale, out, parts, *sizes, *flags, num_warps=warps
+    launch(
+        _norm_backward,
+        (rows * batch, groups // flags[-2]),
+        grad,
+        x,
+        weight,
+        bias,
+        mean,
+        scale,
+        out,
+        parts,
+        *sizes,
+        *flags,
+        num_warps=warps,
     )
     into_weight, into_bias = parts.sum(2).to(weight.dtype)
     return out, into_weight, into_bias
@@ -362,7 +432,7 @@ def pool(x: Tensor, sides: tuple[int, int]) -> Tensor:
     """(R, B, height, width, C), contiguous; odd last rows and columns are left out."""
     rows, batch, height, width, channels = x.shape
     out = x.new_empty(rows, batch, height // sides[0], width // sides[1], channels)
-    _pool[(triton.cdiv(out.numel(), 1024),)](x, out, height, width, out.numel(), channels, *sides, 1024)
+    launch(_pool, (triton.cdiv(out.numel(), 1024),), x, out, height, width, out.numel(), channels, *sides, 1024)
     return out
 
 
@@ -371,7 +441,7 @@ def pool_backward(grad: Tensor, x: Tensor, sides: tuple[int, int]) -> Tensor:
     whole = height % sides[0] == 0 and width % sides[1] == 0
     into = torch.empty_like(x) if whole else torch.zeros_like(x)
     flags = (height, width, grad.numel(), channels, *sides, 1024)
-    _pool_backward[(triton.cdiv(grad.numel(), 1024),)](grad, x, into, *flags)
+    launch(_pool_backward, (triton.cdiv(grad.numel(), 1024),), grad, x, into, *flags)
     return into
 
 
@@ -446,14 +516,14 @@ def _delta_backward(
 def delta(graft: Tensor, host: Tensor, f: Tensor, g: Tensor) -> Tensor:
     out = torch.empty_like(f)
     grid, flags = _positions(f)
-    _delta[grid](graft, host, f, g, out, *flags)
+    launch(_delta, grid, graft, host, f, g, out, *flags)
     return out
 
 
 def delta_backward(grad: Tensor, graft: Tensor, host: Tensor, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     into = torch.empty_like(host), torch.empty_like(f), torch.empty_like(g)
     grid, flags = _positions(f)
-    _delta_backward[grid](grad, graft, host, f, g, *into, *flags)
+    launch(_delta_backward, grid, grad, graft, host, f, g, *into, *flags)
     return into
 
 

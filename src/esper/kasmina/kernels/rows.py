@@ -1,5 +1,6 @@
 """Operations on rows, under vmap."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -62,6 +63,15 @@ def alone(*tensors: Tensor) -> bool:
 def usable(*tensors: Tensor) -> bool:
     """Whether our own GPU kernels apply; they know no double precision."""
     return GPU and all(x.is_cuda and x.dtype != torch.float64 for x in tensors)
+
+
+def compiling() -> AbstractContextManager[None]:
+    """What is launched in here is not run but compiled, all kernels at once."""
+    if not GPU:
+        return nullcontext()
+    from esper.kasmina.kernels import gpu
+
+    return gpu.compiling()
 
 
 try:
