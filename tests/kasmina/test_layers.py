@@ -21,7 +21,9 @@ def test_conv_is_torchs(kernel, space, depthwise, stride, rng):
     x = torch.randn(2, *space, 4, generator=rng, dtype=torch.float64)
     conv = functional.conv1d if len(kernel) == 1 else functional.conv2d
     groups = 4 if depthwise else 1
-    expected = conv(first(x), layer.weight, layer.bias, stride, kernel[0] // 2, groups=groups)
+    weight = layer.weight if not depthwise else layer.weight[..., None, :]
+    weight = weight.movedim((-1, -2), (0, 1))
+    expected = conv(first(x), weight, layer.bias, stride, kernel[0] // 2, groups=groups)
     torch.testing.assert_close(first(layer(x)), expected)
 
 

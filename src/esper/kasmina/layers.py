@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from esper.kasmina.kernels import along, convolve, group_norm, max_pool
+from esper.kasmina.kernels import along, convolve, convolve_channels, group_norm, max_pool
 
 Params = dict[str, Tensor]
 
@@ -61,9 +61,10 @@ class Linear(RowLayer):
 
 
 class Conv(RowLayer):
-    """A convolution over one or two axes, with the weight layout of torch's own.
+    """A convolution over one or two axes. Its weight is (*kernel, inputs, outputs), channels last like the stream.
 
-    `depthwise` filters each channel by itself. The output is `stride` times shorter, rounded up.
+    `depthwise` filters each channel by itself, with a weight (*kernel, channels). The output is `stride` times
+    shorter, rounded up.
     """
 
     def __init__(
@@ -78,24 +79,16 @@ class Conv(RowLayer):
         depthwise: bool = False,
     ) -> None:
         super().__init__()
-        self.kernel, self.stride, self.depthwise = kernel, stride, depthwise
+        self.stride, self.depthwise = stride, depthwise
         fan_in = math.prod(kernel) * (1 if depthwise else inputs)
         bound = 0.0 if zero else fan_in**-0.5
-        self.weight = self.draw("weight", (outputs, 1 if depthwise else inputs, *kernel), bound)
+        self.weight = self.draw("weight", (*kernel, *([] if depthwise else [inputs]), outputs), bound)
         self.bias = self.draw("bias", (outputs,), bound) if bias else None
 
     def rows(self, params: Params, x: Tensor) -> Tensor:
         weight, bias = params["weight"], params.get("bias")
-        out = self.filtered(weight, x) if self.depthwise else convolve(x, weight, self.stride)
+        out = (convolve_channels if self.depthwise else convolve)(x, weight, self.stride)
         return out if bias is None else out + along(bias, out)
-
-    def filtered(self, weight: Tensor, x: Tensor) -> Tensor:
-        padding = [side for k in reversed(self.kernel) for side in (k // 2, k // 2)]
-        x = functional.pad(x, [0, 0, *padding])
-        for axis, k in enumerate(self.kernel, start=2):
-            x = x.unfold(axis, k, self.stride)
-        x = x.flatten(-len(self.kernel))  # R B *space C taps
-        return (x * weight.view(len(x), *[1] * (x.ndim - 3), *weight.shape[1:2], -1)).sum(-1)
 
 
 class Norm(RowLayer):

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from esper.kasmina.cost import BACKWARD, host_flops, seed_flops
@@ -63,7 +62,7 @@ class Fleet:
         )
         self.rng_seeds = torch.tensor(list(rng_seeds), device=self.device)
         self.programs = Programs() if engine.graphs and self.device.type == "cuda" else None
-        self.padding: Padding = exact if self.programs is None else Roomy(self.num_hosts // 8)
+        self.padding: Padding = exact if self.programs is None else Roomy(self.num_hosts)
         room, patience = (0, 0) if self.programs is None else (power_of_two(self.num_hosts), 100)
         self.network = Network(spec, self.num_hosts, self.device, engine.dtype, room, patience)
         self.slots, self.space = self.network.slots, self.network.space
@@ -154,6 +153,8 @@ class Fleet:
         measured = self.evaluate()
         self.vitals = self.examine(train_loss, norms, measured)
         self.epoch = self.epoch + 1
+        if isinstance(self.padding, Roomy):
+            self.padding.grow_older()
         return refused, train_loss, measured
 
     def tend(self, state: SlotState, fresh: Bool[Tensor, " N"] | None = None) -> None:
@@ -223,10 +224,10 @@ class Fleet:
         for part in batch.chunk(chunks, dim=1):
             x, y = (data[part] for data in self.train_data)
             out, beside = self.network.forward(flats, x, plan)
-            loss = vmap(self.objective.loss)(out, y).sum(1) / size
+            loss = by_row(self.objective.loss, out, y) / size
             total = loss.sum()
             if beside is not None:
-                side = vmap(self.objective.loss)(beside, y[plan.beside.rows]).sum(1) / size
+                side = by_row(self.objective.loss, beside, y[plan.beside.rows]) / size
                 total = total + side.where(plan.beside.real, 0.0).sum()
             new = torch.autograd.grad(total, list(flats.values()), allow_unused=True, materialize_grads=True)
             gradients = [a + b for a, b in zip(gradients, new, strict=True)] if gradients else list(new)
@@ -281,7 +282,7 @@ class Fleet:
     def judge(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Sums of loss and metric over examples."""
         targets = y.expand(len(out), *y.shape)
-        return vmap(self.objective.loss)(out, targets).sum(1), vmap(self.objective.metric)(out, targets).sum(1)
+        return by_row(self.objective.loss, out, targets), by_row(self.objective.metric, out, targets)
 
     def examine(self, train_loss: Tensor, norms: Norms, measured: Measured) -> Vitals:
         """Who is sane, which seeds are healthy, and what they are worth."""
@@ -300,6 +301,11 @@ class Fleet:
                 norm = torch.cat([norms[kind] for kind in here])[rows]
                 healthy[hosts, s] = finite & (~learning[hosts, s] | ((norm > 0) & norm.isfinite()))
         return Vitals(sane, healthy, measured.contribution)
+
+
+def by_row(judge: Callable[[Tensor, Tensor], Tensor], out: Tensor, y: Tensor) -> Float[Tensor, " R"]:
+    """The sum of what is said of each example, row by row."""
+    return judge(out.flatten(0, 1), y.flatten(0, 1)).unflatten(0, out.shape[:2]).sum(1)
 
 
 def rows_of(plan: Plan) -> tuple[dict[Kind, int], int]:

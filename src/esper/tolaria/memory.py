@@ -39,8 +39,8 @@ class Memory:
         if left < example:
             fit = int(num_hosts * self.budget / (state + example))
             raise EsperError(
-                f"{num_hosts} hosts need {_readable(state + example)} even with one example of the batch of {batch} at a"
-                f" time, and memory_budget is {_readable(self.budget)}: about {fit} hosts would fit"
+                f"{num_hosts} hosts need {_readable(state + example)} even with one example of the batch of {batch}"
+                f" at a time, and memory_budget is {_readable(self.budget)}: about {fit} hosts would fit"
             )
         return min(batch, -int(-batch * example // left))
 

@@ -13,7 +13,7 @@ from esper.leyline.actions import Graft
 from esper.leyline.rng import Purpose, key
 from esper.leyline.specs import HostSpec, SlotSpec
 from esper.leyline.state import NO_BLUEPRINT, SlotState
-from esper.tolaria.plan import Kind, Padding, Plan, SlotPlan
+from esper.tolaria.plan import SHARES, Kind, Padding, Plan, SlotPlan
 from esper.tolaria.stack import Stack
 
 Flats = dict[Kind | None, Tensor]
@@ -104,7 +104,7 @@ class Network:
                     torch.from_numpy(x).to(self.device)
                     for x in (newborns, births[newborns, s], graft[newborns, s] == Graft.GATE)
                 )
-                room = padding((kind, "seeds"), int((bucket.hosts >= 0).sum()) + len(newborns))
+                room = padding((kind, "seeds"), int((bucket.hosts >= 0).sum()) + len(newborns), SHARES["seeds"])
                 bucket.admit(newborns, key(rng_seeds[hosts], Purpose.SEED_WEIGHTS, s, birth), gated, room)
         self.idle = {
             kind: 0 if (b.hosts >= 0).any() else self.idle.get(kind, 0) + 1 for kind, b in self.buckets.items()

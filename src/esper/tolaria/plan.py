@@ -19,8 +19,9 @@ class Kind(NamedTuple):
     blueprint: str
 
 
-Padding = Callable[[Hashable, int], int]
-"""How many rows to run for so many real ones of something."""
+Padding = Callable[[Hashable, int, float], int]
+"""How many rows to run for so many real ones of something, of which a share of the hosts is likely."""
+SHARES = {"seeds": 1 / 8, "incubators": 1 / 4, "counterfactuals": 1 / 2, "echoes": 1 / 32}
 
 
 class Rows(NamedTuple):
@@ -83,25 +84,41 @@ class Seeds(NamedTuple):
     lr: np.ndarray
 
 
-def exact(what: Hashable, count: int) -> int:
+def exact(what: Hashable, count: int, share: float) -> int:
     """As many rows as needed, but not one: a single row takes another path through bmm, with other bits."""
     return max(count, 2) if count else 0
 
 
 class Roomy:
-    """Room that only ever grows, in powers of two, so that births and deaths rarely change a shape."""
+    """Room to spare, so that births and deaths rarely change a shape. It grows when it must; now and then, all of it is
+    fitted to what was needed since the last time."""
 
-    def __init__(self, least: int) -> None:
-        self.least = max(least, 2)
+    def __init__(self, num_hosts: int, epochs: int = 25) -> None:
+        self.num_hosts, self.epochs, self.age = num_hosts, epochs, 0
         self.rooms: dict[Hashable, int] = {}
+        self.needed: dict[Hashable, int] = {}
 
-    def __call__(self, what: Hashable, count: int) -> int:
-        self.rooms[what] = max(self.rooms.get(what, 0), power_of_two(max(count, self.least)))
+    def __call__(self, what: Hashable, count: int, share: float) -> int:
+        self.needed[what] = max(self.needed.get(what, 0), count)
+        if self.rooms.get(what, -1) < count:
+            self.rooms[what] = self.fit(max(count, int(share * self.num_hosts)))
         return self.rooms[what]
+
+    def fit(self, count: int) -> int:
+        """The next power of two, or the next eighth of all hosts."""
+        eighth = max(self.num_hosts // 8, 2)
+        return max(2, power_of_two(count) if count <= eighth else -(-count // eighth) * eighth)
+
+    def grow_older(self) -> None:
+        """An epoch has passed."""
+        self.age += 1
+        if self.age % self.epochs == 0:
+            self.rooms = {what: self.fit(count) for what, count in self.needed.items()}
+            self.needed = {}
 
 
 def power_of_two(count: int) -> int:
-    return 1 << (count - 1).bit_length()
+    return 1 << max(count - 1, 0).bit_length()
 
 
 def make_plan(
@@ -117,7 +134,7 @@ def make_plan(
         loud = living & (alpha > 0)
         starting = np.flatnonzero(living if measuring else silent)
         what = "counterfactuals" if measuring else "incubators"
-        spawns, started = _padded(starting, padding((s, what), len(starting)) if here else 0)
+        spawns, started = _padded(starting, padding((s, what), len(starting), SHARES[what]) if here else 0)
         plan_of_bucket, echoes = _echoes(here, beside, measuring, padding, device)
         plans.append(
             SlotPlan(
@@ -147,7 +164,7 @@ def _echoes(
         seed_of = np.full(max(seeds.hosts.max(initial=0), beside[:, 0].max(initial=0)) + 1, -1)
         seed_of[seeds.hosts[loud]] = np.flatnonzero(loud)
         hearing = np.flatnonzero((beside[:, 1] > 0) & (seed_of[beside[:, 0]] >= 0))
-        room = padding((kind, f"echoes {measuring}"), len(hearing)) if len(beside) else 0
+        room = padding((kind, f"echoes {measuring}"), len(hearing), SHARES["echoes"]) if len(beside) else 0
         echoes, real = _padded(hearing, room)
         heard = np.where(real, seed_of[beside[echoes, 0]], 0) if room else echoes
         learns = _to(loud | seeds.silent, device)

@@ -67,7 +67,7 @@ class _Unpack(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
         known = next(g for g in grads if g is not None)
-        padding = known.new_zeros(len(known), max(ctx.layout.sizes) if None in grads else ALIGNMENT)
+        padding = known.new_zeros(len(known), max(ctx.layout.sizes) if any(g is None for g in grads) else ALIGNMENT)
         pieces = []
         for grad, shape, size in zip(grads, ctx.layout.shapes.values(), ctx.layout.sizes, strict=True):
             filled = 0 if grad is None else shape.numel()

@@ -18,15 +18,32 @@ from esper.kasmina.kernels.rows import RowFunction, alone, dense, usable
 
 
 def convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """(R, B, *space, C), (R, O, C, *kernel) to (R, B, *space / stride, O), between zeros, over one or two axes."""
-    device = x.device.type
-    if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
-        x, weight = (t.to(torch.get_autocast_dtype(device)) for t in (x, weight))
+    """(R, B, *space, C), (R, *kernel, C, O) to (R, B, *space / stride, O), between zeros, over one or two axes."""
+    x, weight = _autocast(x, weight)
     if alone(x, weight):
-        conv = functional.conv1d if weight.ndim == 4 else functional.conv2d
-        padding = tuple(size // 2 for size in weight.shape[3:])
-        return conv(x[0].movedim(-1, 1), weight[0], None, stride, padding).movedim(1, -1)[None]
+        return _torchs(x, weight.squeeze(0).movedim((-1, -2), (0, 1)), stride)
     return _Conv.of(x, weight, stride)
+
+
+def convolve_channels(x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    """The same for each channel by itself, with (R, *kernel, C)."""
+    x, weight = _autocast(x, weight)
+    if alone(x, weight):
+        return _torchs(x, weight.squeeze(0).movedim(-1, 0)[:, None], stride, groups=x.shape[-1])
+    return _Depthwise.of(x, weight, stride)
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    device = tensors[0].device.type
+    if torch.is_autocast_enabled(device) and tensors[0].dtype != torch.float64:
+        return tuple(t.to(torch.get_autocast_dtype(device)) for t in tensors)
+    return tensors
+
+
+def _torchs(x: Tensor, weight: Tensor, stride: int, groups: int = 1) -> Tensor:
+    conv = functional.conv1d if weight.ndim == 3 else functional.conv2d
+    padding = tuple(size // 2 for size in weight.shape[2:])
+    return conv(x.squeeze(0).movedim(-1, 1), weight, None, stride, padding, groups=groups).movedim(1, -1)[None]
 
 
 class _Conv(RowFunction):
@@ -36,8 +53,7 @@ class _Conv(RowFunction):
             from esper.kasmina.kernels import gpu
 
             return gpu.conv(dense(x), dense(weight), stride)
-        out = _patches(x, weight.shape[3:], stride) @ _matrix(weight).mT
-        return out.unflatten(1, (x.shape[1], *(-(-size // stride) for size in x.shape[2:-1])))
+        return (_patches(x, weight.shape[1:-2], stride) @ weight.flatten(1, -2)).unflatten(1, _after(x, stride))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
@@ -46,8 +62,7 @@ class _Conv(RowFunction):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = ctx.needs_input_grad[:2]
-        return *_ConvBackward.once(grads[0], *ctx.saved_tensors, ctx.stride, *wanted), None
+        return *_ConvBackward.once(grads[0], *ctx.saved_tensors, ctx.stride, *ctx.needs_input_grad[:2]), None
 
 
 class _ConvBackward(RowFunction):
@@ -63,12 +78,13 @@ class _ConvBackward(RowFunction):
                 gpu.conv_for_input(grad, weight, stride, x.shape) if for_x else None,
                 gpu.conv_for_weight(grad, x, weight, stride) if for_weight else None,
             )
-        flat, kernel = grad.flatten(1, -2), weight.shape[3:]
+        flat, kernel = grad.flatten(1, -2), weight.shape[1:-2]
         into_x = into_weight = None
         if for_x:
-            into_x = _scattered((flat @ _matrix(weight)).view(*grad.shape[:-1], *kernel, -1), x.shape, kernel, stride)
+            seen = (flat @ weight.flatten(1, -2).mT).view(*grad.shape[:-1], *kernel, -1)
+            into_x = _scattered(seen, x.shape, kernel, stride)
         if for_weight:
-            into_weight = (flat.mT @ _patches(x, kernel, stride)).unflatten(2, (*kernel, -1)).movedim(-1, 2)
+            into_weight = (_patches(x, kernel, stride).mT @ flat).view(weight.shape)
         return into_x, into_weight
 
     @staticmethod
@@ -76,28 +92,76 @@ class _ConvBackward(RowFunction):
         pass
 
 
-def _matrix(weight: Tensor) -> Tensor:
-    """(R, O, taps * C)."""
-    return weight.movedim(2, -1).flatten(2)
+class _Depthwise(RowFunction):
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, stride: int) -> Tensor:
+        if usable(x, weight):
+            from esper.kasmina.kernels import gpu
+
+            return gpu.depthwise(dense(x), dense(weight), stride)
+        kernel = weight.shape[1:-1]
+        axes = tuple(range(-1 - len(kernel), -1))
+        return (_windows(x, kernel, stride) * _to_windows(weight)).sum(axes)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.stride = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *_DepthwiseBackward.once(grads[0], *ctx.saved_tensors, ctx.stride), None
 
 
-def _patches(x: Tensor, kernel: Sequence[int], stride: int) -> Tensor:
-    """What each output position sees, (R, B * positions, taps * C)."""
+class _DepthwiseBackward(RowFunction):
+    @staticmethod
+    def forward(grad: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
+        if usable(grad, x, weight):
+            from esper.kasmina.kernels import gpu
+
+            grad, x, weight = dense(grad), dense(x), dense(weight)
+            into_x = gpu.depthwise_for_input(grad, weight, stride, x.shape)
+            return into_x, gpu.depthwise_for_weight(grad, x, weight, stride)
+        kernel = weight.shape[1:-1]
+        spread = grad.view(*grad.shape[:-1], *[1] * len(kernel), -1)
+        into_weight = (_windows(x, kernel, stride) * spread).sum(tuple(range(1, grad.ndim - 1)))
+        return _scattered(spread * _to_windows(weight), x.shape, kernel, stride), into_weight
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+
+def _after(x: Tensor, stride: int) -> tuple[int, ...]:
+    """Examples, and what a stride leaves of their space."""
+    return x.shape[1], *(-(-size // stride) for size in x.shape[2:-1])
+
+
+def _to_windows(weight: Tensor) -> Tensor:
+    """(R, *kernel, C), shaped to meet windows."""
+    return weight.view(len(weight), *[1] * (weight.ndim - 1), *weight.shape[1:])
+
+
+def _windows(x: Tensor, kernel: Sequence[int], stride: int) -> Tensor:
+    """What each output position sees, without a copy: (R, B, *positions, *kernel, C)."""
     x = functional.pad(x, [0, 0, *(side for size in reversed(kernel) for side in (size // 2, size // 2))])
     for axis, size in enumerate(kernel, start=2):
         x = x.unfold(axis, size, stride)
-    axes = len(kernel)
-    x = x.movedim(2 + axes, -1)  # R B *positions *kernel C
-    return x.reshape(len(x), x.shape[1 : -1 - axes].numel(), -1)
+    return x.movedim(2 + len(kernel), -1)
 
 
-def _scattered(patches: Tensor, shape: Sequence[int], kernel: Sequence[int], stride: int) -> Tensor:
-    """Adds patches, (R, B, *positions, *kernel, C), up where they were seen: the transpose of `_patches`."""
+def _patches(x: Tensor, kernel: Sequence[int], stride: int) -> Tensor:
+    """The same as matrices, (R, B * positions, taps * C)."""
+    return _windows(x, kernel, stride).flatten(-1 - len(kernel)).flatten(1, -2)
+
+
+def _scattered(windows: Tensor, shape: Sequence[int], kernel: Sequence[int], stride: int) -> Tensor:
+    """Adds windows up where they were seen: the transpose of `_windows`."""
     rows, batch, *space, channels = shape
-    out = patches.new_zeros(rows, batch, *(size + k // 2 * 2 for size, k in zip(space, kernel, strict=True)), channels)
-    positions = patches.shape[2 : 2 + len(kernel)]
+    out = windows.new_zeros(rows, batch, *(size + k // 2 * 2 for size, k in zip(space, kernel, strict=True)), channels)
+    positions = windows.shape[2 : 2 + len(kernel)]
     for tap in itertools.product(*map(range, kernel)):
         window = tuple(slice(t, t + (n - 1) * stride + 1, stride) for t, n in zip(tap, positions, strict=True))
-        out[:, :, *window] += patches[..., *tap, :]
+        out[:, :, *window] += windows[..., *tap, :]
     inner = tuple(slice(k // 2, k // 2 + size) for size, k in zip(space, kernel, strict=True))
     return out[:, :, *inner]

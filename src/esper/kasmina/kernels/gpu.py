@@ -22,6 +22,8 @@ LARGEST = 1 << 15
 """Elements of an example that a norm can hold at once."""
 PROGRAMS = 4096
 """How many programs to spread a sum over examples on."""
+PRECISION = "ieee"
+"""Single precision is single precision; half precision is not touched by this."""
 RUNTIME = ["height", "width", "out_height", "out_width", "size"]
 
 
@@ -89,9 +91,10 @@ def _conv(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """One tile of positions and output channels of one row; weight is (rows, taps, IN, OUT).
+    """One tile of positions and output channels of one row.
 
-    BACKWARD runs from a convolution's output back to its input.
+    Weight is (rows, taps, IN, OUT); BACKWARD, which runs from a convolution's output back to its input, reads what is
+    (rows, taps, OUT, IN) to it.
     """
     row = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * M + tl.arange(0, M)
@@ -116,7 +119,11 @@ def _conv(
         at = ((example[:, None] * height + sy) * width + sz) * IN + c[None, :]
         a = tl.load(x + row * x_row + at, mask=inside, other=0.0)
         known = (n < OUT)[None, :] & (tap < KH * KW)[:, None]
-        b = tl.load(weight + row * weight_row + k[:, None] * OUT + n[None, :], mask=known, other=0.0)
+        if BACKWARD:  # noqa: SIM108  # Triton compiles one branch
+            place = (tap[:, None] * OUT + n[None, :]) * IN + c[:, None]
+        else:
+            place = k[:, None] * OUT + n[None, :]
+        b = tl.load(weight + row * weight_row + place, mask=known, other=0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     at = row * size * OUT + m[:, None] * OUT + n[None, :]
     tl.store(out + at, total.to(out.dtype.element_ty), mask=(m < size)[:, None] & (n < OUT)[None, :])
@@ -145,70 +152,180 @@ def _conv_for_weight(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """One chunk of one row's positions, for a tile of its weights: out is (chunks, rows, OUT, taps * IN)."""
+    """One chunk of one row's positions, for a tile of its weights: out is (chunks, rows, taps * IN, OUT)."""
     row = tl.program_id(2).to(tl.int64)
     tiles: tl.constexpr = (OUT + N - 1) // N
     n = (tl.program_id(0) % tiles) * N + tl.arange(0, N)
     k = (tl.program_id(0) // tiles) * K + tl.arange(0, K)
     c, tap = k % IN, k // IN
-    ky, kz = (tap // KW)[None, :], (tap % KW)[None, :]
+    ky, kz = (tap // KW)[:, None], (tap % KW)[:, None]
     area = out_height * out_width
     first = tl.program_id(1) * chunk
-    total = tl.zeros((N, K), dtype=tl.float32)
+    total = tl.zeros((K, N), dtype=tl.float32)
     for start in range(first, tl.minimum(first + chunk, size), M):
         m = start + tl.arange(0, M)
         example, position = m // area, m % area
-        sy = (position // out_width)[:, None] * STRIDE + ky - KH // 2
-        sz = (position % out_width)[:, None] * STRIDE + kz - KW // 2
-        inside = (m < size)[:, None] & (tap < KH * KW)[None, :]
+        sy = (position // out_width)[None, :] * STRIDE + ky - KH // 2
+        sz = (position % out_width)[None, :] * STRIDE + kz - KW // 2
+        inside = (m < size)[None, :] & (tap < KH * KW)[:, None]
         inside &= (sy >= 0) & (sz >= 0) & (sy < height) & (sz < width)
-        at = ((example[:, None] * height + sy) * width + sz) * IN + c[None, :]
+        at = ((example[None, :] * height + sy) * width + sz) * IN + c[:, None]
         a = tl.load(x + row * x_row + at, mask=inside, other=0.0)
-        known = (n < OUT)[:, None] & (m < size)[None, :]
-        g = tl.load(grad + row * size * OUT + m[None, :] * OUT + n[:, None], mask=known, other=0.0)
-        total = tl.dot(g, a, total, input_precision=PRECISION)
+        known = (n < OUT)[None, :] & (m < size)[:, None]
+        g = tl.load(grad + row * size * OUT + m[:, None] * OUT + n[None, :], mask=known, other=0.0)
+        total = tl.dot(a, g, total, input_precision=PRECISION)
     base = (tl.program_id(1) * rows + row) * (OUT * IN * KH * KW)
-    at = base + n[:, None] * (IN * KH * KW) + k[None, :]
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=(n < OUT)[:, None] & (tap < KH * KW)[None, :])
+    at = base + k[:, None] * OUT + n[None, :]
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=(n < OUT)[None, :] & (tap < KH * KW)[:, None])
 
 
 def conv(x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """(R, B, *space, IN), (R, OUT, IN, *kernel) to (R, B, *space / stride, OUT)."""
-    space = [-(-size // stride) for size in x.shape[2:-1]]
-    out = x.new_empty(*x.shape[:2], *space, weight.shape[1])
-    return _run_conv(x, weight.flatten(3).permute(0, 3, 2, 1), _kernel(weight), stride, out, backward=False)
+    """(R, B, *space, IN), (R, *kernel, IN, OUT) to (R, B, *space / stride, OUT)."""
+    return _run_conv(x, weight, stride, x.new_empty(*_after(x, stride), weight.shape[-1]), backward=False)
 
 
 def conv_for_input(grad: Tensor, weight: Tensor, stride: int, shape: torch.Size) -> Tensor:
-    flipped = weight.flatten(3).permute(0, 3, 1, 2)
-    return _run_conv(grad, flipped, _kernel(weight), stride, grad.new_empty(shape), backward=True)
+    return _run_conv(grad, weight, stride, grad.new_empty(shape), backward=True)
 
 
-def _run_conv(x: Tensor, weight: Tensor, kernel: tuple[int, ...], stride: int, out: Tensor, backward: bool) -> Tensor:
-    sizes = _sizes(x, out)
+def _run_conv(x: Tensor, weight: Tensor, stride: int, out: Tensor, backward: bool) -> Tensor:
+    sizes, kernel = _sizes(x, out), _taps(weight.shape[1:-2])
     inner, outer = x.shape[-1], out.shape[-1]
-    weight = weight.contiguous()
-    n, k = min(_power(outer), 128), min(_power(inner * kernel[0] * kernel[1]), 64)
+    n, k = min(_power(outer), 128), min(_power(inner * kernel[0] * kernel[1]), 32)
     grid = (triton.cdiv(sizes[-1], 128), triton.cdiv(outer, n), len(x))
-    flags = (inner, outer, *kernel, stride, backward, _precision(x), 128, n, k)
-    launch(_conv, grid, x, weight, out, x.stride(0), weight.stride(0), *sizes, *flags, num_warps=8 if n > 64 else 4)
+    flags = (inner, outer, *kernel, stride, backward, PRECISION, 128, n, k)
+    launch(_conv, grid, x, weight, out, x.stride(0), weight.stride(0), *sizes, *flags)
     return out
 
 
 def conv_for_weight(grad: Tensor, x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    rows, outer, inner, *kernel = weight.shape
-    taps = _kernel(weight)
+    rows, *_, inner, outer = weight.shape
+    kernel = _taps(weight.shape[1:-2])
     *space, size = _sizes(x, grad)
-    n, k = min(_power(outer), 64), min(_power(inner * taps[0] * taps[1]), 128)
-    tiles = triton.cdiv(outer, n) * triton.cdiv(inner * taps[0] * taps[1], k)
-    chunks = max(1, min(PROGRAMS // (tiles * rows), size // 512))
-    chunk = triton.cdiv(triton.cdiv(size, chunks), 64) * 64
-    chunks = triton.cdiv(size, chunk)
-    parts = weight.new_empty(chunks, rows, outer, *kernel, inner, dtype=weight.dtype if chunks == 1 else torch.float32)
-    flags = (inner, outer, *taps, stride, _precision(x), 64, n, k)
+    n, k = min(_power(outer), 64), min(_power(inner * kernel[0] * kernel[1]), 64)
+    tiles = triton.cdiv(outer, n) * triton.cdiv(inner * kernel[0] * kernel[1], k)
+    chunk, chunks = _chunks(size, tiles * rows)
+    parts = weight.new_empty(chunks, *weight.shape, dtype=weight.dtype if chunks == 1 else torch.float32)
+    flags = (inner, outer, *kernel, stride, PRECISION, 64, n, k)
     launch(_conv_for_weight, (tiles, chunks, rows), grad, x, parts, x.stride(0), *space, size, chunk, rows, *flags)
-    whole = parts[0] if chunks == 1 else parts.sum(0).to(weight.dtype)
-    return whole.movedim(-1, 2)
+    return parts[0] if chunks == 1 else parts.sum(0).to(weight.dtype)
+
+
+@triton.jit(do_not_specialize=RUNTIME)
+def _depthwise(
+    x,
+    weight,
+    out,
+    x_row,
+    weight_row,
+    height,
+    width,
+    out_height,
+    out_width,
+    size,
+    C: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    STRIDE: tl.constexpr,
+    BACKWARD: tl.constexpr,
+    M: tl.constexpr,
+    W: tl.constexpr,
+):
+    """M positions of one row, all channels."""
+    row = tl.program_id(1).to(tl.int64)
+    m, c = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, W)
+    area = out_height * out_width
+    example, position = m // area, m % area
+    y, z = position // out_width, position % out_width
+    total = tl.zeros((M, W), dtype=tl.float32)
+    for tap in tl.static_range(KH * KW):
+        inside = m < size
+        if BACKWARD:
+            sy, sz = y + KH // 2 - tap // KW, z + KW // 2 - tap % KW
+            inside &= (sy >= 0) & (sz >= 0) & (sy % STRIDE == 0) & (sz % STRIDE == 0)
+            sy, sz = sy // STRIDE, sz // STRIDE
+        else:
+            sy, sz = y * STRIDE + tap // KW - KH // 2, z * STRIDE + tap % KW - KW // 2
+            inside &= (sy >= 0) & (sz >= 0)
+        inside &= (sy < height) & (sz < width)
+        at = ((example * height + sy) * width + sz)[:, None] * C + c[None, :]
+        a = tl.load(x + row * x_row + at, mask=inside[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
+        b = tl.load(weight + row * weight_row + tap * C + c, mask=c < C, other=0.0).to(tl.float32)
+        total += a * b[None, :]
+    at = row * size * C + m[:, None] * C + c[None, :]
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=(m < size)[:, None] & (c < C)[None, :])
+
+
+@triton.jit(do_not_specialize=[*RUNTIME, "chunk", "rows"])
+def _depthwise_for_weight(
+    grad,
+    x,
+    out,
+    x_row,
+    height,
+    width,
+    out_height,
+    out_width,
+    size,
+    chunk,
+    rows,
+    C: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    STRIDE: tl.constexpr,
+    M: tl.constexpr,
+    W: tl.constexpr,
+):
+    """One tap over one chunk of one row's positions: out is (chunks, rows, taps, C)."""
+    row, tap = tl.program_id(2).to(tl.int64), tl.program_id(0)
+    c = tl.arange(0, W)
+    area = out_height * out_width
+    first = tl.program_id(1) * chunk
+    total = tl.zeros((M, W), dtype=tl.float32)
+    for start in range(first, tl.minimum(first + chunk, size), M):
+        m = start + tl.arange(0, M)
+        example, position = m // area, m % area
+        sy = position // out_width * STRIDE + tap // KW - KH // 2
+        sz = position % out_width * STRIDE + tap % KW - KW // 2
+        inside = (m < size) & (sy >= 0) & (sz >= 0) & (sy < height) & (sz < width)
+        at = ((example * height + sy) * width + sz)[:, None] * C + c[None, :]
+        known = inside[:, None] & (c < C)[None, :]
+        a = tl.load(x + row * x_row + at, mask=known, other=0.0).to(tl.float32)
+        g = tl.load(grad + row * size * C + m[:, None] * C + c[None, :], mask=known, other=0.0).to(tl.float32)
+        total += a * g
+    at = ((tl.program_id(1) * rows + row) * (KH * KW) + tap) * C + c
+    tl.store(out + at, tl.sum(total, 0).to(out.dtype.element_ty), mask=c < C)
+
+
+def depthwise(x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    """(R, B, *space, C), (R, *kernel, C) to (R, B, *space / stride, C)."""
+    return _run_depthwise(x, weight, stride, x.new_empty(*_after(x, stride), x.shape[-1]), backward=False)
+
+
+def depthwise_for_input(grad: Tensor, weight: Tensor, stride: int, shape: torch.Size) -> Tensor:
+    return _run_depthwise(grad, weight, stride, grad.new_empty(shape), backward=True)
+
+
+def _run_depthwise(x: Tensor, weight: Tensor, stride: int, out: Tensor, backward: bool) -> Tensor:
+    sizes, channels = _sizes(x, out), x.shape[-1]
+    w = triton.next_power_of_2(channels)
+    m = max(1, 1024 // w)
+    flags = (channels, *_taps(weight.shape[1:-1]), stride, backward, m, w)
+    grid = (triton.cdiv(sizes[-1], m), len(x))
+    launch(_depthwise, grid, x, weight, out, x.stride(0), weight.stride(0), *sizes, *flags)
+    return out
+
+
+def depthwise_for_weight(grad: Tensor, x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    kernel, channels = _taps(weight.shape[1:-1]), x.shape[-1]
+    *space, size = _sizes(x, grad)
+    w = triton.next_power_of_2(channels)
+    chunk, chunks = _chunks(size, kernel[0] * kernel[1] * len(x))
+    parts = weight.new_empty(chunks, *weight.shape, dtype=weight.dtype if chunks == 1 else torch.float32)
+    grid = (kernel[0] * kernel[1], chunks, len(x))
+    flags = (channels, *kernel, stride, max(1, 1024 // w), w)
+    launch(_depthwise_for_weight, grid, grad, x, parts, x.stride(0), *space, size, chunk, len(x), *flags)
+    return parts[0] if chunks == 1 else parts.sum(0).to(weight.dtype)
 
 
 def _sizes(x: Tensor, out: Tensor) -> tuple[int, ...]:
@@ -217,16 +334,23 @@ def _sizes(x: Tensor, out: Tensor) -> tuple[int, ...]:
     return *into, *after, out.shape[1] * after[0] * after[1]
 
 
-def _kernel(weight: Tensor) -> tuple[int, ...]:
-    return (1, *weight.shape[3:])[-2:]
+def _after(x: Tensor, stride: int) -> tuple[int, ...]:
+    return *x.shape[:2], *(-(-size // stride) for size in x.shape[2:-1])
+
+
+def _taps(kernel: torch.Size) -> tuple[int, ...]:
+    return (1, *kernel)[-2:]
+
+
+def _chunks(size: int, others: int) -> tuple[int, int]:
+    """How many positions to add up in one program, and how many programs that makes of them."""
+    chunks = max(1, min(PROGRAMS // others, size // 512))
+    chunk = triton.cdiv(triton.cdiv(size, chunks), 64) * 64
+    return chunk, triton.cdiv(size, chunk)
 
 
 def _power(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
-
-
-def _precision(x: Tensor) -> str:
-    return "ieee"
 
 
 @triton.jit(do_not_specialize=["batch", "positions", "eps"])
@@ -390,9 +514,20 @@ def _tile(x: Tensor, groups: int, relu: bool) -> tuple[tuple[int, int, bool, int
 
 
 @triton.jit(do_not_specialize=["height", "width", "count"])
-def _pool(x, out, height, width, count, C: tl.constexpr, SY: tl.constexpr, SZ: tl.constexpr, B: tl.constexpr):
+def _pool(
+    x,
+    out,
+    height,
+    width,
+    count,
+    C: tl.constexpr,
+    SY: tl.constexpr,
+    SZ: tl.constexpr,
+    B: tl.constexpr,
+    INDEX: tl.constexpr,
+):
     """The largest of SY × SZ pixels, in steps of as many."""
-    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    at = tl.program_id(0).to(INDEX) * B + tl.arange(0, B)
     pixel, c = at // C, at % C
     z, rest = pixel % (width // SZ), pixel // (width // SZ)
     y, example = rest % (height // SY), rest // (height // SY)
@@ -407,10 +542,20 @@ def _pool(x, out, height, width, count, C: tl.constexpr, SY: tl.constexpr, SZ: t
 
 @triton.jit(do_not_specialize=["height", "width", "count"])
 def _pool_backward(
-    grad, x, into, height, width, count, C: tl.constexpr, SY: tl.constexpr, SZ: tl.constexpr, B: tl.constexpr
+    grad,
+    x,
+    into,
+    height,
+    width,
+    count,
+    C: tl.constexpr,
+    SY: tl.constexpr,
+    SZ: tl.constexpr,
+    B: tl.constexpr,
+    INDEX: tl.constexpr,
 ):
     """The gradient goes to the first of the largest."""
-    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    at = tl.program_id(0).to(INDEX) * B + tl.arange(0, B)
     pixel, c = at // C, at % C
     z, rest = pixel % (width // SZ), pixel // (width // SZ)
     y, example = rest % (height // SY), rest // (height // SY)
@@ -428,11 +573,17 @@ def _pool_backward(
         tl.store(place, tl.where(chosen == tap, g, 0.0), mask=known)
 
 
+def _index(x: Tensor) -> Any:
+    return tl.int32 if x.numel() < 1 << 31 else tl.int64
+
+
 def pool(x: Tensor, sides: tuple[int, int]) -> Tensor:
     """(R, B, height, width, C), contiguous; odd last rows and columns are left out."""
     rows, batch, height, width, channels = x.shape
     out = x.new_empty(rows, batch, height // sides[0], width // sides[1], channels)
-    launch(_pool, (triton.cdiv(out.numel(), 1024),), x, out, height, width, out.numel(), channels, *sides, 1024)
+    launch(
+        _pool, (triton.cdiv(out.numel(), 1024),), x, out, height, width, out.numel(), channels, *sides, 1024, _index(x)
+    )
     return out
 
 
@@ -440,7 +591,7 @@ def pool_backward(grad: Tensor, x: Tensor, sides: tuple[int, int]) -> Tensor:
     height, width, channels = x.shape[2:]
     whole = height % sides[0] == 0 and width % sides[1] == 0
     into = torch.empty_like(x) if whole else torch.zeros_like(x)
-    flags = (height, width, grad.numel(), channels, *sides, 1024)
+    flags = (height, width, grad.numel(), channels, *sides, 1024, _index(x))
     launch(_pool_backward, (triton.cdiv(grad.numel(), 1024),), grad, x, into, *flags)
     return into
 

@@ -20,9 +20,9 @@ def group_norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int, relu: bool)
     """
     if alone(x, weight, bias):
         wide = torch.promote_types(x.dtype, torch.float32)
-        signal, *affine = (t[0].to(wide) for t in (x, weight, bias))
+        signal, gain, shift = (t.squeeze(0).to(wide) for t in (x, weight, bias))
         # As a contiguous signal: for channels-last images torch's backward has died on us.
-        out = functional.group_norm(signal.flatten(1, -2).mT.contiguous(), groups, *affine, EPS)
+        out = functional.group_norm(signal.flatten(1, -2).mT.contiguous(), groups, gain, shift, EPS)
         return (out.relu() if relu else out).mT.reshape(x.shape).to(x.dtype)
     return _Norm.of(x, weight, bias, groups, relu)[0]
 

@@ -1,11 +1,15 @@
 """Operations on rows, under vmap."""
 
 from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+
+GPU = find_spec("triton") is not None
+"""Triton is there: torch brings it along wherever it supports CUDA."""
 
 
 class RowFunction(Function):
@@ -22,7 +26,9 @@ class RowFunction(Function):
         return cls.apply(*inputs) if _transformed() else cls.forward(*inputs)
 
     @classmethod
-    def vmap(cls, info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
+    def vmap(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls, info: Any, in_dims: tuple[Any, ...], *inputs: Any
+    ) -> tuple[Any, Any]:
         def stacked(x: Any, dim: Any) -> Any:
             if not isinstance(x, Tensor):
                 return x
@@ -72,12 +78,3 @@ def compiling() -> AbstractContextManager[None]:
     from esper.kasmina.kernels import gpu
 
     return gpu.compiling()
-
-
-try:
-    import triton  # noqa: F401  # pyright: ignore[reportMissingImports]
-
-    GPU = True
-    """Triton is there: torch brings it along wherever it supports CUDA."""
-except ImportError:
-    GPU = False

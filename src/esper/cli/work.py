@@ -1,0 +1,190 @@
+"""The work that benchmarks do: hosts of some size on random data, in plain PyTorch and in fleets."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from esper.kasmina.gates import LifecycleConfig
+from esper.leyline.actions import Head, Op
+from esper.leyline.objectives import CLASSIFICATION
+from esper.leyline.specs import HostSpec, TaskSpec
+from esper.leyline.state import Split, Task
+from esper.tolaria import Engine, Fleet, TrainConfig
+
+BUSY = LifecycleConfig(min_prune_age=1, embargo=1)
+"""Slots that are soon free again, so that random actions keep everything moving."""
+
+
+@dataclass(frozen=True)
+class Work:
+    kind: str
+    inputs: tuple[int, ...]
+    widths: tuple[int, ...]
+    batch: int
+    train: int
+    validation: int
+
+    @property
+    def epoch(self) -> int:
+        """Samples a host is trained on in one epoch."""
+        return self.train // self.batch * self.batch
+
+
+WORKS = {
+    "mnist1d": Work("cnn1d", (40, 1), (8, 8, 8), 64, 4032, 1000),
+    "tiny2d": Work("cnn2d", (8, 8, 3), (16, 32, 64), 64, 2048, 256),
+    "cifar": Work("cnn2d", (32, 32, 3), (32, 64, 128), 128, 2560, 256),
+    "small2d": Work("cnn2d", (32, 32, 3), (8, 16, 32), 512, 5120, 512),
+}
+
+
+def random_task(work: Work) -> Task:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(work.train + work.validation, *work.inputs, generator=generator)
+    y = torch.randint(10, (len(x),), generator=generator)
+    spec = TaskSpec("random", work.inputs, 10, CLASSIFICATION)
+    return Task(spec, Split(x[: work.train], y[: work.train]), Split(x[work.train :], y[work.train :]))
+
+
+def plain_host(work: Work) -> nn.Module:
+    """The same network in torch's own layers, channels first."""
+    flat = work.kind == "cnn1d"
+    layers: list[nn.Module] = []
+    for narrow, wide in zip((work.inputs[-1], *work.widths), work.widths, strict=False):
+        if flat:
+            layers += [nn.Conv1d(narrow, wide, 5, 2, 2, bias=False), nn.GroupNorm(2, wide), nn.ReLU()]
+        else:
+            conv = nn.Conv2d(narrow, wide, 3, padding=1, bias=False)
+            layers += [conv, nn.GroupNorm(2, wide), nn.ReLU(), nn.MaxPool2d(2)]
+    pool = nn.AdaptiveAvgPool1d(1) if flat else nn.AdaptiveAvgPool2d(1)
+    return nn.Sequential(*layers, pool, nn.Flatten(), nn.Linear(work.widths[-1], 10))
+
+
+class Plain:
+    """Hosts as anyone would train them: one module and one AdamW each, data on the device."""
+
+    def __init__(self, work: Work, hosts: int, device: torch.device, half: bool) -> None:
+        data = random_task(work).train
+        self.work, self.hosts, self.device, self.half = work, hosts, device, half
+        self.x, self.y = data.x.movedim(-1, 1).contiguous().to(device), data.y.to(device)
+        self.models = [plain_host(work).to(device) for _ in range(hosts)]
+        cuda = device.type == "cuda"
+        self.optimizers = [torch.optim.AdamW(m.parameters(), 3e-3, fused=cuda, capturable=cuda) for m in self.models]
+
+    def step(self, n: int, rows: Tensor) -> None:
+        self.optimizers[n].zero_grad()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            loss = functional.cross_entropy(self.models[n](self.x[rows]), self.y[rows])
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.models[n].parameters(), 1.0)
+        self.optimizers[n].step()
+
+    def rows(self) -> Tensor:
+        return torch.randint(self.work.train, (self.hosts, self.work.batch), device=self.device)
+
+    def loop(self) -> None:
+        rows = self.rows()
+        for n in range(self.hosts):
+            self.step(n, rows[n])
+
+    def streams(self) -> Callable[[], None]:
+        """Every host on a CUDA stream of its own."""
+        lanes = [torch.cuda.Stream() for _ in self.models]
+
+        def run() -> None:
+            rows = self.rows()
+            for n, lane in enumerate(lanes):
+                lane.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(lane):
+                    self.step(n, rows[n])
+            for lane in lanes:
+                torch.cuda.current_stream().wait_stream(lane)
+
+        return run
+
+    def graphs(self) -> Callable[[], None]:
+        """Every host's step as a CUDA graph of its own, on its own stream."""
+        rows = self.rows()
+        lanes, graphs = [torch.cuda.Stream() for _ in self.models], []
+        for n, lane in enumerate(lanes):
+            lane.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(lane):
+                for _ in range(3):
+                    self.step(n, rows[n])
+            torch.cuda.current_stream().wait_stream(lane)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=lane):
+                self.step(n, rows[n])
+            graphs.append(graph)
+
+        def run() -> None:
+            rows.copy_(self.rows())
+            for graph, lane in zip(graphs, lanes, strict=True):
+                lane.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(lane):
+                    graph.replay()
+            for lane in lanes:
+                torch.cuda.current_stream().wait_stream(lane)
+
+        return run
+
+
+def make_fleet(work: Work, hosts: int, engine: Engine) -> Fleet:
+    spec, config = HostSpec(work.kind, work.inputs, 10, work.widths), TrainConfig(batch_size=work.batch)
+    return Fleet(spec, random_task(work), range(hosts), config, lifecycle=BUSY, engine=engine)
+
+
+def planted(fleet: Fleet, num_slots: int) -> None:
+    """Fill some slots of every host, with blueprints in turn, and wait until they are blended in."""
+    for slot in fleet.space.slots[:num_slots]:
+        actions = torch.tensor([fleet.space.action(Op.GERMINATE, slot=slot)] * fleet.num_hosts)
+        actions[:, Head.BLUEPRINT] = torch.arange(fleet.num_hosts) % len(fleet.space.blueprints)
+        fleet.decide(actions.to(fleet.device))
+    for _ in range(7 if num_slots else 0):
+        fleet.decide(torch.zeros(fleet.num_hosts, len(Head), dtype=torch.long, device=fleet.device))
+
+
+def random_legal(fleet: Fleet, generator: torch.Generator) -> Tensor:
+    """Any legal op and slot, WAIT counting as one, and any choice of the other heads."""
+    allowed = fleet.legal()
+    weight = allowed.float()
+    weight[:, Op.WAIT] /= allowed.shape[2]
+    picked = torch.multinomial(weight.flatten(1), 1, generator=generator)[:, 0]
+    sizes = torch.tensor(fleet.space.sizes, device=fleet.device)
+    actions = (torch.rand(fleet.num_hosts, len(sizes), generator=generator, device=fleet.device) * sizes).long()
+    actions[:, Head.OP], actions[:, Head.SLOT] = picked // allowed.shape[2], picked % allowed.shape[2]
+    return actions
+
+
+class Timing(NamedTuple):
+    seconds: float
+    """The median of the repetitions."""
+    repeated: int
+
+
+def timed(run: Callable[[], object], device: torch.device, at_least: float, warm: int = 1) -> Timing:
+    """Repeat for some seconds, at least three times."""
+    times: list[float] = []
+    for _ in range(warm):
+        run()
+    while sum(times) < at_least or len(times) < 3:
+        times.append(elapsed(run, device))
+    return Timing(sorted(times)[len(times) // 2], len(times))
+
+
+def elapsed(run: Callable[[], object], device: torch.device) -> float:
+    wait(device)
+    start = time.perf_counter()
+    run()
+    wait(device)
+    return time.perf_counter() - start
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
