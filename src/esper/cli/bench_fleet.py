@@ -6,6 +6,7 @@ import resource
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -99,7 +100,7 @@ class Bench:
         work = WORKS[name]
         if self.asked.quick:
             work = replace(work, train=8 * work.batch, validation=128)
-        for precision in self.precisions:
+        for precision in dict.fromkeys(("fp32", *self.precisions)):
             self.measure_plain(name, work, precision)
         for hosts in self.hosts:
             for precision in self.precisions:
@@ -132,8 +133,8 @@ class Bench:
             fleet = make_fleet(work, hosts, engine)
             planted(fleet, {"none": 0, "one": 1, "full": len(fleet.space.slots)}[seeds])
             epoch = timed(fleet.train_epoch, self.device, self.seconds, warm=1 if self.cuda else 0).seconds
-            measured = fleet.evaluate()
-            more = {"snapshot_share": round(elapsed(lambda: snapshot(fleet, measured), self.device) / epoch, 4)}
+            copying = elapsed(partial(snapshot, fleet, fleet.evaluate()), self.device)
+            more = {"snapshot_share": round(copying / epoch, 4)}
             more |= self.busy(fleet.train_epoch, epoch)
             rate = samples / epoch
         if fleet.programs is not None:
@@ -182,7 +183,6 @@ class Bench:
     ) -> None:
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         memory = torch.cuda.max_memory_allocated() if self.cuda else resident
-        loop = self.plain[name, "fp32"] if (name, "fp32") in self.plain else self.plain[name, precision]
         row = {
             "work": name,
             "way": way,
@@ -191,16 +191,18 @@ class Bench:
             "precision": precision,
             "samples_per_s": round(rate),
             "host_epochs_per_s": round(rate / work.epoch, 2),
-            "ratio": round(rate / loop, 2),
+            "ratio": round(rate / self.plain[name, "fp32"], 2),
             "same_precision": round(rate / self.plain[name, precision], 2),
             "peak_mb": memory >> 20,
         }
         self.rows.append(row | more)
-        if not self.asked.json:
-            print(" ".join(f"{key}={value}" for key, value in self.rows[-1].items()), file=sys.stderr, flush=True)
+        print(json_module.dumps(self.rows[-1]), file=sys.stderr, flush=True)
 
     def show(self) -> None:
-        table = Table(title=f"Training on {self.device_name}", caption="ratio: to plain PyTorch in fp32; as / as: in the same precision")
+        table = Table(
+            title=f"Training on {self.device_name}",
+            caption="ratio: to plain PyTorch in fp32; as / as: in the same precision",
+        )
         for title in COLUMNS.values():
             table.add_column(title, justify="left" if title in ("work", "way", "seeds", "as") else "right")
         for row in self.rows:

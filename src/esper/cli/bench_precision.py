@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import torch
 
-from esper.cli.work import random_legal
 from esper.kasmina import weak_host
 from esper.leyline.errors import EsperError
 from esper.tasks import load_task
@@ -14,7 +13,7 @@ from esper.tolaria import Engine, Fleet, TrainConfig
 
 @dataclass(frozen=True, kw_only=True)
 class BenchPrecision:
-    """Does bf16 train as well as fp32? The same hosts, the same data order, the same growth; only the precision differs."""
+    """Does bf16 train as well as fp32? The same hosts, data order and growth; only the precision differs."""
 
     task: str = "planted"
     host: str = "mlp"
@@ -36,8 +35,9 @@ class BenchPrecision:
             plant = fleet.space.action("GERMINATE", slot=fleet.space.slots[0])
             actions = torch.tensor([plant if n % 2 else fleet.space.action() for n in range(self.hosts)], device="cuda")
             for epoch in range(self.epochs):
-                _, _, measured = fleet.decide(actions if epoch == 0 else torch.zeros_like(actions))
-            scores[precision], growths[precision] = measured.score.double(), fleet.growth(fleet.state).double()
+                fleet.decide(actions if epoch == 0 else torch.zeros_like(actions))
+            scores[precision] = fleet.evaluate().score.double()
+            growths[precision] = fleet.growth(fleet.state).double()
         j = {name: scores[name] - self.rent * torch.log1p(growths[name]) for name in scores}
         paired = (j["bf16"] - j["fp32"]).cpu()
         error = 1.96 * paired.std() / self.hosts**0.5

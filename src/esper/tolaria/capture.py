@@ -63,7 +63,7 @@ class Programs:
                     warm_up()
                 self.compiled.add((name, kinds))
             program = self._record(function, inputs, warm_up)
-        except RuntimeError as error:
+        except (RuntimeError, AssertionError) as error:
             self.usable = False
             warnings.warn(f"training without CUDA graphs, which could not be recorded: {error}", stacklevel=2)
             return None
@@ -79,6 +79,7 @@ class Programs:
         with torch.cuda.stream(stream):
             warm_up()
         torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.empty_cache()  # the warm-up's memory is of no use to a program, which has a pool of its own
         return Program(function, inputs, self.pool)
 
 

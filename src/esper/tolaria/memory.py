@@ -11,10 +11,12 @@ from esper.tolaria.config import Engine
 from esper.tolaria.network import Network
 from esper.tolaria.plan import Kind
 
-TRAINING = 2.0
-"""Bytes in use at the peak of a training step, for each byte kept for the backward pass."""
-MEASURING = 1.0
-"""The same without a backward pass."""
+TRAINING = 4.0
+"""Bytes in use at the peak of a training step for each byte kept for the backward pass, as seen on a GPU..."""
+MEASURING = 2.0
+"""...and without a backward pass."""
+STREAMS = 6
+"""Copies of its stream that a seed needs around it."""
 COPIES = 6
 """Parameters, two moments, gradients, the last good copy of the governor, and a spare."""
 
@@ -25,16 +27,14 @@ class Memory:
     def __init__(self, network: Network, engine: Engine, dtype: torch.dtype, inputs: tuple[int, ...]) -> None:
         self.network, self.budget, self.dtype = network, engine.memory_budget, engine.compute
         example = torch.zeros(2, *inputs, dtype=dtype if dtype == torch.long else torch.float32)
-        self.host = kept_bytes(network.trunk.template, example) if self.budget else 0
+        self.host = self.scaled(kept_bytes(network.trunk.template, example)) if self.budget else 0
         self.seeds: dict[Kind, int] = {}
 
     def chunks(self, num_hosts: int, batch: int, seeds: Mapping[Kind, int], beside: int, training: bool = True) -> int:
         """The smallest number of parts of a batch that keeps within the budget."""
         if self.budget is None:
             return 1
-        slack = TRAINING if training else MEASURING
-        example = slack * ((num_hosts + beside) * self.host + sum(n * self.seed(kind) for kind, n in seeds.items()))
-        state = COPIES * sum(stack.whole["flat"].nbytes for stack in self.network.stacks.values())
+        state, example = self.needs(num_hosts, seeds, beside, training)
         left = self.budget - state
         if left < example:
             fit = int(num_hosts * self.budget / (state + example))
@@ -44,19 +44,29 @@ class Memory:
             )
         return min(batch, -int(-batch * example // left))
 
+    def needs(self, num_hosts: int, seeds: Mapping[Kind, int], beside: int, training: bool) -> tuple[float, float]:
+        """Bytes whatever the batch, and bytes for each example of it."""
+        rows = (num_hosts + beside) * self.host + sum(n * self.seed(kind) for kind, n in seeds.items())
+        state = COPIES * sum(stack.whole["flat"].nbytes for stack in self.network.stacks.values())
+        return state, rows * (TRAINING if training else MEASURING)
+
+    def scaled(self, size: int) -> int:
+        """In the precision that is computed in."""
+        return size * self.dtype.itemsize // torch.float32.itemsize
+
     def seed(self, kind: Kind) -> int:
         if kind not in self.seeds:
             slot = self.network.slots[kind.slot]
             template = self.network.known[kind].stack.template
             assert isinstance(template.f, nn.Module)
-            stream = 6 * torch.zeros(slot.shape).numel() * torch.empty((), dtype=self.dtype).element_size()
-            self.seeds[kind] = kept_bytes(template.f, torch.zeros(2, *slot.shape)) + stream
+            x = torch.zeros(2, *slot.shape)
+            self.seeds[kind] = self.scaled(kept_bytes(template.f, x) + STREAMS * x[0].nbytes)
         return self.seeds[kind]
 
 
 def kept_bytes(module: nn.Module, x: Tensor) -> int:
     """What autograd keeps for the backward pass of one example, in single precision, weights apart."""
-    device = next(module.parameters()).device
+    like = next(module.parameters())
     sizes: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -65,14 +75,10 @@ def kept_bytes(module: nn.Module, x: Tensor) -> int:
 
     def measure(examples: Tensor) -> int:
         sizes.clear()
-        examples = (
-            examples.to(device, next(module.parameters()).dtype)
-            if examples.is_floating_point()
-            else examples.to(device)
-        )
+        examples = examples.to(like.device, like.dtype) if examples.is_floating_point() else examples.to(like.device)
         with saved_tensors_hooks(keep, lambda tensor: tensor):
             module(examples.requires_grad_() if examples.is_floating_point() else examples)
-        return sum(sizes.values())
+        return sum(sizes.values()) * torch.float32.itemsize // like.dtype.itemsize
 
     return measure(x) - measure(x[:1])
 

@@ -6,7 +6,7 @@ Sums run in single precision and in a fixed order, so that a result does not cha
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
 
 import os
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -27,32 +27,29 @@ PRECISION = "ieee"
 RUNTIME = ["height", "width", "out_height", "out_width", "size"]
 
 
-_waiting: list[tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]] | None = None
+_waiting: dict[Hashable, Callable[[], Any]] | None = None
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     if _waiting is None:
         kernel[grid](*arguments, **options)
-    else:
-        _waiting.append((kernel, grid, arguments, options))
+    elif (variant := _variant(kernel, arguments)) not in _waiting:
+        _waiting[variant] = lambda: kernel.warmup(*arguments, grid=grid, **options)
 
 
 @contextmanager
 def compiling() -> Iterator[None]:
     """What is launched in here does not run. It is compiled, all at once, to be there when it is launched again."""
     global _waiting
-    _waiting = []
+    calls: dict[Hashable, Callable[[], Any]] = {}
+    _waiting = calls
     try:
         yield
-        calls = {
-            _variant(kernel, arguments): (kernel, grid, arguments, options)
-            for kernel, grid, arguments, options in _waiting
-        }
     finally:
         _waiting = None
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        for _ in pool.map(lambda call: call[0].warmup(*call[2], grid=call[1], **call[3]), calls.values()):
-            pass
+        for compiled in [pool.submit(call) for call in calls.values()]:
+            compiled.result()
 
 
 def _variant(kernel: Any, arguments: tuple[Any, ...]) -> Hashable:

@@ -1,0 +1,141 @@
+"""Our Triton kernels compute what the same operations compute without them.
+
+Needs a CUDA device; with Triton installed, TRITON_INTERPRET=1 runs them on any machine.
+"""
+
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import nn
+
+from esper.kasmina.kernels import conv, grafts, norm, pool
+from esper.tolaria import TrainConfig
+from esper.tolaria.stack import CLIP_EPS, EPS, Stack, step
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not (torch.cuda.is_available() or INTERPRETED), reason="needs a CUDA device"),
+]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CONVOLUTIONS = [
+    ((11,), (5,), 1, 8, 70),
+    ((20,), (5,), 8, 32, 12),
+    ((8,), (5,), 20, 6, 40),
+    ((7, 6), (3, 3), 4, 6, 5),
+    ((1, 1), (3, 3), 16, 40, 9),
+    ((4, 4), (3, 3), 3, 8, 40),
+]
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def close(ours, plain, dtype):
+    """As close as sums in another order come; half precision rounds once at the end."""
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    for a, b in zip(ours, plain, strict=True):
+        scale = b.float().abs().max()
+        torch.testing.assert_close(a.float().cpu() / scale, b.float() / scale, rtol=0, atol=tolerance)
+
+
+def on_device(tensors, dtype=None):
+    return [x.to(DEVICE, dtype) if x.is_floating_point() else x.to(DEVICE) for x in tensors]
+
+
+DTYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(("space", "kernel", "inputs", "outputs", "batch"), CONVOLUTIONS)
+def test_convolutions(space, kernel, inputs, outputs, batch, stride, dtype):
+    from esper.kasmina.kernels import gpu
+
+    x, weight, filters = (
+        t.to(dtype)
+        for t in (drawn(3, batch, *space, inputs), drawn(3, *kernel, inputs, outputs), drawn(3, *kernel, inputs))
+    )
+    wide = [t.float() for t in (x, weight, filters)]
+    out = conv._Conv.forward(*wide[:2], stride)
+    grad = drawn(*out.shape).to(dtype)
+    plain = out, *conv._ConvBackward.forward(grad.float(), *wide[:2], stride, True, True)
+    a, w, f, g = on_device((x, weight, filters, grad))
+    ours = gpu.conv(a, w, stride), gpu.conv_for_input(g, w, stride, a.shape), gpu.conv_for_weight(g, a, w, stride)
+    close(ours, plain, dtype)
+    out = conv._Depthwise.forward(wide[0], wide[2], stride)
+    grad = drawn(*out.shape).to(dtype)
+    plain = out, *conv._DepthwiseBackward.forward(grad.float(), wide[0], wide[2], stride)
+    (g,) = on_device((grad,))
+    into = gpu.depthwise_for_input(g, f, stride, a.shape), gpu.depthwise_for_weight(g, a, f, stride)
+    close((gpu.depthwise(a, f, stride), *into), plain, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("space", "channels", "groups", "relu"),
+    [((20,), 8, 2, True), ((3, 4), 6, 1, False), ((1, 1), 64, 2, True), ((16, 16), 32, 2, True)],
+)
+def test_norms(space, channels, groups, relu, dtype):
+    from esper.kasmina.kernels import gpu
+
+    x, weight, bias = (t.to(dtype) for t in (drawn(3, 4, *space, channels) + 2, drawn(3, channels), drawn(3, channels)))
+    wide = [t.float() for t in (x, weight, bias)]
+    out, mean, scale = norm._Norm.forward(*wide, groups, relu)
+    grad = drawn(*out.shape).to(dtype)
+    plain = out, mean, scale, *norm._NormBackward.forward(grad.float(), *wide, out, mean, scale, groups, relu)
+    ours = gpu.norm(*on_device((x, weight, bias)), groups, relu, norm.EPS)
+    into = gpu.norm_backward(*on_device((grad, x, weight, bias)), *ours[1:], groups, relu)
+    close((*ours, *into), plain, dtype)
+
+
+@pytest.mark.parametrize(("space", "sides"), [((4, 6), (2, 2)), ((5, 7), (2, 2)), ((1, 4), (1, 2)), ((7, 1), (2, 1))])
+def test_pools_agree_even_where_there_is_no_largest(space, sides):
+    from esper.kasmina.kernels import gpu
+
+    x = drawn(3, 4, *space, 5).relu()
+    out = pool._Pool.forward(x, *sides)
+    grad = drawn(*out.shape)
+    a, g = on_device((x, grad))
+    assert torch.equal(gpu.pool(a, sides).cpu(), out)
+    assert torch.equal(gpu.pool_backward(g, a, sides).cpu(), pool._PoolBackward.forward(grad, x, *sides))
+
+
+def test_deltas():
+    from esper.kasmina.kernels import gpu
+
+    host, f, g, graft = (
+        drawn(5, 7, 3, 6),
+        drawn(5, 7, 6, 3).view(5, 7, 3, 6),
+        drawn(5, 7, 3, 1),
+        torch.tensor([0, 1, 2, 1, 2]),
+    )
+    out = grafts._Delta.forward(graft, host, f, g)
+    grad = drawn(*out.shape)
+    plain = out, *grafts._DeltaBackward.forward(grad, graft, host, f, g)
+    moved = on_device((graft, host, f, g))
+    close((gpu.delta(*moved), *gpu.delta_backward(*on_device((grad,)), *moved)), plain, torch.float32)
+
+
+@pytest.mark.parametrize("width", [7, 900])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_steps(optimizer, width):
+    from esper.tolaria import gpu
+
+    config = TrainConfig(optimizer=optimizer, weight_decay=0.1, clip=0.5)
+
+    def stack(device):
+        return Stack(lambda: nn.Linear(width, 5), 4, torch.device(device), torch.float32)
+
+    plain, ours = stack("cpu"), stack(DEVICE)
+    active, lr = torch.tensor([True, False, True, True]), torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
+    for scale in (0.001, 1.0, 1.0):
+        grad = scale * drawn(4, plain.layout.width)
+        step(plain, grad, active, lr, config)
+        g, a, rate = on_device((grad, active, lr))
+        gpu.step(*ours.tensors.values(), g, ours.norms, a, rate, config, EPS, CLIP_EPS)
+    for a, b in zip((*ours.tensors.values(), ours.norms), (*plain.tensors.values(), plain.norms), strict=True):
+        torch.testing.assert_close(a.cpu(), b, rtol=1e-5, atol=1e-6)
