@@ -26,9 +26,8 @@ CONFIGS = {
 
 def random_vitals(state: SlotState, generator: torch.Generator) -> Vitals:
     rand = torch.rand(state.stage.shape, generator=generator)
-    return Vitals(
-        rand[:, 0] < 0.95, rand < 0.9, torch.randn(rand.shape, generator=generator).where(rand > 0.1, torch.nan)
-    )
+    worth = torch.randn(rand.shape, generator=generator).where(rand > 0.1, torch.nan)
+    return Vitals(rand[:, 0] < 0.95, rand < 0.9, worth, rand)
 
 
 def random_actions(hosts: int, generator: torch.Generator, allowed: torch.Tensor) -> torch.Tensor:

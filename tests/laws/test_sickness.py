@@ -94,7 +94,7 @@ def test_a_sick_host_harms_no_one_and_comes_back(kind, poison):
 
 def env(kind: str = "mlp", **options) -> FleetEnv:
     fleet = Fleet(SPECS[kind], toy_task(kind, 64), range(6), TrainConfig(batch_size=32))
-    return FleetEnv(fleet, chance=1 / 3, config=EnvConfig(**options))
+    return FleetEnv(fleet, EnvConfig(**options))
 
 
 def test_sickness_ends_a_life_and_is_paid_for_once():

@@ -13,7 +13,7 @@ WAIT = torch.zeros(6, 8, dtype=torch.long)
 
 def env(**options) -> FleetEnv:
     fleet = Fleet(SPECS["mlp"], toy_task("mlp", 64), range(6), TrainConfig(batch_size=32))
-    return FleetEnv(fleet, chance=1 / 3, config=EnvConfig(**options))
+    return FleetEnv(fleet, EnvConfig(**options))
 
 
 def test_a_life_lasts_an_episode():

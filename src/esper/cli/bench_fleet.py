@@ -148,7 +148,7 @@ class Bench:
         """Whole decisions, from nothing: building, compiling, recording, births, deaths, snapshots, judging."""
         start = time.perf_counter()
         fleet = make_fleet(work, hosts, engine)
-        env = FleetEnv(fleet, chance=0.1, config=EnvConfig(staggered=True))
+        env = FleetEnv(fleet, EnvConfig(staggered=True))
         generator = torch.Generator(self.device).manual_seed(1)
         env.reset()
 

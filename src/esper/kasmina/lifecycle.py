@@ -51,6 +51,7 @@ def unmeasured(state: SlotState) -> Vitals:
         sane=torch.ones_like(state.stage[:, 0], dtype=torch.bool),
         healthy=torch.ones_like(state.stage, dtype=torch.bool),
         contribution=torch.full_like(state.alpha, torch.nan),
+        share=torch.full_like(state.alpha, torch.nan),
     )
 
 

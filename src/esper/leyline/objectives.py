@@ -27,7 +27,9 @@ class Objective:
     score: Callable[[Tensor, int], Tensor]
     """Mean metric and number of outputs to a score in [0, 1], higher is better."""
     chance: Callable[[int], float]
-    """The score of guessing among that many outputs."""
+    """The score of guessing among that many outputs..."""
+    guess: Callable[[int], float]
+    """...and its loss."""
 
 
 def _at_least_fp32(x: Tensor) -> Tensor:
@@ -64,6 +66,7 @@ CLASSIFICATION = Objective(
     direction="max",
     score=lambda accuracy, _: accuracy,
     chance=lambda outputs: 1 / outputs,
+    guess=lambda outputs: math.log(outputs),
 )
 LANGUAGE = Objective(
     name="language",
@@ -73,6 +76,7 @@ LANGUAGE = Objective(
     direction="min",
     score=lambda loss, outputs: (1 - loss / math.log(outputs)).clamp(min=0),
     chance=lambda _: 0.0,
+    guess=lambda outputs: math.log(outputs),
 )
 REGRESSION = Objective(
     name="regression",
@@ -82,5 +86,6 @@ REGRESSION = Objective(
     direction="min",
     score=lambda error, _: (1 - error).clamp(min=0),
     chance=lambda _: 0.0,
+    guess=lambda _: 1.0,
 )
 """For targets of unit variance, so that always answering the mean scores 0."""

@@ -34,3 +34,65 @@ class EpochReport:
     flops: int
     """Floating-point operations of the epoch: training, incubation, and measuring, counterfactuals included."""
     slots: tuple[SlotReport, ...]
+
+
+@dataclass(frozen=True)
+class HeadReport:
+    """One head in one update. Without a relevant decision there is nothing to say, which is None and not 0."""
+
+    name: str
+    samples: int
+    """Decisions whose op listens to this head."""
+    kl: float | None
+    clip_fraction: float | None
+    entropy: float | None
+    """From 0 to 1, of the legal choices."""
+    ratio_min: float | None
+    ratio_max: float | None
+    gradient: float
+    """Norm of the gradient of the head's own parameters before clipping..."""
+    gradient_clipped: float
+    """...and after."""
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """One rollout and what was learned from it."""
+
+    update: int
+    decisions: int
+    episodes: int
+    """Lives that ended in the rollout."""
+    sick: int
+    objective: float | None
+    """Mean J of the lives that ended, at their end; None if none did."""
+    score: float | None
+    growth: float | None
+    rent: float
+    reward: float
+    """Mean reward of a decision, as earned..."""
+    reward_normalized: float
+    """...and as learned from."""
+    returns: float
+    advantage_mean: float
+    advantage_std: float
+    """Before normalising."""
+    policy_loss: float
+    value_loss: float
+    entropy: float
+    kl: float
+    """Summed over heads."""
+    explained_variance: float | None
+    gradient: float
+    gradient_clipped: float
+    epochs: int
+    """Passes over the rollout that were made..."""
+    steps: int
+    """...and optimiser steps."""
+    stopped: str | None
+    """Why the update ended before its time; None if it did not."""
+    heads: tuple[HeadReport, ...]
+    ops: dict[str, int]
+    """How often each op was chosen."""
+    seconds: dict[str, float]
+    """By phase."""

@@ -9,9 +9,10 @@ from typing import NamedTuple
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from esper.leyline.actions import ActionSpace
 from esper.leyline.specs import TaskSpec
 
-__all__ = ["SlotState", "Split", "Task", "Vitals"]
+__all__ = ["Setting", "Signals", "SlotState", "Split", "Task", "Vitals"]
 
 NO_BLUEPRINT = -1
 """The blueprint index of a slot that holds no seed."""
@@ -50,6 +51,48 @@ class Vitals(NamedTuple):
     """The seed's weights and gradients are finite, and it is learning if it should be."""
     contribution: Float[Tensor, "N S"]
     """Validation score with the seed minus the score without it; NaN where there is none."""
+    share: Float[Tensor, "N S"]
+    """The seed's mean gradient norm over the host's; NaN where there is no seed."""
+
+
+class Signals(NamedTuple):
+    """Raw measurements of every host, at the end of an epoch or at the beginning of a life."""
+
+    score: Float[Tensor, " N"]
+    metric: Float[Tensor, " N"]
+    loss: Float[Tensor, " N"]
+    train_loss: Float[Tensor, " N"]
+    """NaN before the first epoch."""
+    growth: Float[Tensor, " N"]
+    flops: Float[Tensor, " N"]
+    """What the last epoch cost; 0 before the first."""
+    age: Int[Tensor, " N"]
+    """Decisions lived."""
+    sibling: Bool[Tensor, " N"]
+    """Still comparable with its group: born with it."""
+    legal: Bool[Tensor, "N O S"]
+    slots: SlotState
+    vitals: Vitals
+
+
+class Setting(NamedTuple):
+    """What all hosts of a fleet have in common, as far as a controller needs to know."""
+
+    space: ActionSpace
+    episode: int
+    """Decisions in a life."""
+    chance: float
+    """The score of a host that has learned nothing."""
+    guess: float
+    """The loss of one."""
+    parameters: int
+    """Of a bare host."""
+    families: tuple[str, ...]
+    """What each blueprint is made of."""
+    seed_parameters: Float[Tensor, "S K"]
+    """Of each possible seed, over the bare host's."""
+    seed_flops: Float[Tensor, "S K"]
+    """Likewise."""
 
 
 class Split(NamedTuple):

@@ -1,7 +1,7 @@
 """Training hosts: one at a time, or a fleet of them as one program."""
 
 from esper.tolaria.config import Engine, TrainConfig
-from esper.tolaria.env import EnvConfig, FleetEnv, Signals, Step
+from esper.tolaria.env import EnvConfig, FleetEnv, Step
 from esper.tolaria.files import load_training, save_training
 from esper.tolaria.fleet import Fleet
 from esper.tolaria.governor import GovernorConfig
@@ -14,7 +14,6 @@ __all__ = [
     "FleetEnv",
     "GovernorConfig",
     "Reference",
-    "Signals",
     "Step",
     "TrainConfig",
     "load_training",

@@ -12,9 +12,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from esper.kasmina.blueprints import blueprint
+from esper.kasmina.cost import host_flops
+from esper.kasmina.lifecycle import legal
+from esper.leyline.actions import Graft
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import key
-from esper.leyline.state import SlotState, Vitals
+from esper.leyline.state import Setting, Signals
 from esper.tolaria.fleet import Fleet, Measured
 from esper.tolaria.governor import GovernorConfig, History, Snapshot, judge, no_history, snapshot
 
@@ -40,23 +44,6 @@ class EnvConfig:
             raise EsperError(f"penalty must not be negative, not {self.penalty}")
 
 
-class Signals(NamedTuple):
-    """Raw measurements of every host, at the end of an epoch or at the beginning of a life."""
-
-    score: Float[Tensor, " N"]
-    metric: Float[Tensor, " N"]
-    loss: Float[Tensor, " N"]
-    train_loss: Float[Tensor, " N"]
-    """NaN before the first epoch."""
-    growth: Float[Tensor, " N"]
-    age: Int[Tensor, " N"]
-    """Decisions lived."""
-    sibling: Bool[Tensor, " N"]
-    """Still comparable with its group: born with it."""
-    slots: SlotState
-    vitals: Vitals
-
-
 class Step(NamedTuple):
     """What a decision led to."""
 
@@ -73,10 +60,11 @@ class Step(NamedTuple):
 class FleetEnv:
     """Lives of hosts in the places of a fleet."""
 
-    def __init__(self, fleet: Fleet, chance: float, config: EnvConfig = EnvConfig()) -> None:
+    def __init__(self, fleet: Fleet, config: EnvConfig = EnvConfig()) -> None:
         if fleet.num_hosts % config.group:
             raise EsperError(f"group ({config.group}) must divide the fleet's {fleet.num_hosts} hosts")
-        self.fleet, self.chance, self.config = fleet, chance, config
+        self.fleet, self.config = fleet, config
+        self.setting = setting_of(fleet, config.episode)
         places = torch.arange(fleet.num_hosts, device=fleet.device)
         self.groups = places // config.group
         self.births = torch.zeros_like(places)
@@ -106,17 +94,20 @@ class FleetEnv:
         self.history = History(*(torch.where(fresh, new, old) for new, old in zip(empty, self.history, strict=True)))
         measured = self.fleet.evaluate()
         self.good: Snapshot = snapshot(self.fleet, measured)
-        return self.signals(measured, torch.full_like(measured.loss, torch.nan).double(), self.fleet)
+        unknown = torch.full_like(measured.loss, torch.nan, dtype=torch.float64)
+        return self.signals(measured, unknown, torch.zeros_like(unknown), self.fleet)
 
-    def signals(self, measured: Measured, train_loss: Tensor, of: Fleet | Snapshot) -> Signals:
+    def signals(self, measured: Measured, train_loss: Tensor, flops: Tensor, of: Fleet | Snapshot) -> Signals:
         return Signals(
             score=measured.score,
             metric=measured.metric,
             loss=measured.loss,
             train_loss=train_loss,
             growth=self.fleet.growth(of.state),
+            flops=flops,
             age=self.age,
             sibling=self.sibling,
+            legal=legal(of.state, of.vitals, self.fleet.lifecycle),
             slots=of.state,
             vitals=of.vitals,
         )
@@ -125,10 +116,11 @@ class FleetEnv:
         """One decision for every host, one epoch, and fresh hosts where lives have ended."""
         refused, train_loss, measured = self.fleet.decide(actions)
         self.age = self.age + 1
-        sick, self.history = judge(self.history, self.fleet, train_loss, measured, self.chance, self.config.governor)
+        chance, flops = self.setting.chance, self.fleet.flops().double()
+        sick, self.history = judge(self.history, self.fleet, train_loss, measured, chance, self.config.governor)
         truncated = (self.age >= self.config.episode) & ~sick
-        now = self.signals(measured, train_loss, self.fleet)
-        last_good = self.signals(self.good.measured, train_loss, self.good)
+        now = self.signals(measured, train_loss, flops, self.fleet)
+        last_good = self.signals(self.good.measured, train_loss, flops, self.good)
         final = _choose(sick, last_good, now)
         penalty = sick * self.config.penalty
         over = self.age >= self.config.episode
@@ -142,6 +134,22 @@ class FleetEnv:
             self.good = snapshot(self.fleet, measured)
             signals = now
         return Step(signals, final, penalty, refused, sick, truncated)
+
+
+def setting_of(fleet: Fleet, episode: int) -> Setting:
+    """What a controller needs to know of a fleet's hosts."""
+    stream = fleet.slots[0].stream
+    bare, flops = fleet.trunk.layout.num_parameters, host_flops(fleet.spec)
+    return Setting(
+        space=fleet.space,
+        episode=episode,
+        chance=fleet.objective.chance(fleet.num_outputs),
+        guess=fleet.objective.guess(fleet.num_outputs),
+        parameters=bare,
+        families=tuple(blueprint(name, stream).spec.family for name in fleet.space.blueprints),
+        seed_parameters=fleet.seed_sizes[:, :, Graft.ADD] / bare,
+        seed_flops=fleet.seed_flops[:, :, Graft.ADD] / flops,
+    )
 
 
 def _choose(rows: Bool[Tensor, " N"], yes: Signals, no: Signals) -> Signals:

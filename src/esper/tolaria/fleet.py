@@ -289,6 +289,7 @@ class Fleet:
         sane = train_loss.isfinite() & measured.loss.isfinite() & norms[None].isfinite()
         sane &= self.trunk.flat.isfinite().all(1)
         healthy = torch.ones(self.num_hosts, len(self.slots), dtype=torch.bool, device=self.device)
+        share = torch.full_like(self.state.alpha, torch.nan)
         learning = incubating(self.state) | speaking(self.state)
         for s in range(len(self.slots)):
             here = {kind: bucket for kind, bucket in self.buckets.items() if kind.slot == s}
@@ -299,8 +300,9 @@ class Fleet:
                 )
                 finite = torch.cat([bucket.stack.flat.isfinite().all(1) for bucket in here.values()])[rows]
                 norm = torch.cat([norms[kind] for kind in here])[rows]
+                share[hosts, s] = (norm / norms[None][hosts]).to(share.dtype)
                 healthy[hosts, s] = finite & (~learning[hosts, s] | ((norm > 0) & norm.isfinite()))
-        return Vitals(sane, healthy, measured.contribution)
+        return Vitals(sane, healthy, measured.contribution, share)
 
 
 def by_row(judge: Callable[[Tensor, Tensor], Tensor], out: Tensor, y: Tensor) -> Float[Tensor, " R"]:

@@ -156,6 +156,7 @@ class Reference:
             if slot.seed is None:
                 continue
             learns = bool(incubating(self.state)[0, s] | speaking(self.state)[0, s])
+            vitals.share[0, s] = norms[spec.name] / norms[TRUNK] if norms[TRUNK] else torch.nan
             vitals.healthy[0, s] = all_finite(slot) and (not learns or 0 < norms[spec.name] < torch.inf)
             if speaking(self.state)[0, s]:
                 vitals.contribution[0, s] = now.score - self.evaluate({s: torch.tensor(0.0)}).score

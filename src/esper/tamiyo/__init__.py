@@ -1,0 +1,6 @@
+"""Deciding: what a controller sees, what it may choose, and how it chooses."""
+
+from esper.tamiyo.features import Features
+from esper.tamiyo.network import Controller, ControllerConfig
+
+__all__ = ["Controller", "ControllerConfig", "Features"]

@@ -1,0 +1,244 @@
+"""Policies behind one protocol: rules that anyone could have written, and the learned one.
+
+A policy decides for all hosts of a fleet at once. What it remembers of their lives it keeps itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from esper.leyline.actions import ActionSpace, Head, Op
+from esper.leyline.errors import EsperError
+from esper.leyline.lifecycle import Stage
+from esper.leyline.state import Setting
+from esper.tamiyo.features import View, features
+from esper.tamiyo.heads import masked, sample
+from esper.tamiyo.masks import affordable, within_budget
+from esper.tamiyo.network import Controller, Memory, Observation, describe, num_draws
+
+
+class Policy(Protocol):
+    """Decides once per epoch for every host of a fleet."""
+
+    @property
+    def name(self) -> str: ...
+
+    def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
+        """A fleet of newborn hosts."""
+        ...
+
+    def decide(self, view: View, fresh: Bool[Tensor, " N"], uniform: Float[Tensor, "N A"]) -> Int[Tensor, "N H"]:
+        """An action for every host; `fresh` ones have just been born."""
+        ...
+
+
+def draws(setting: Setting) -> int:
+    """How many uniform numbers a decision takes."""
+    return num_draws(len(setting.space.slots), len(setting.space.blueprints))
+
+
+class Rule:
+    """A policy without memory: subclasses say what to do with which hosts; all others wait."""
+
+    name = "rule"
+
+    def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
+        self.space = setting.space
+
+    def decide(self, view: View, fresh: Bool[Tensor, " N"], uniform: Float[Tensor, "N A"]) -> Int[Tensor, "N H"]:
+        return self.wait(view)
+
+    def wait(self, view: View) -> Int[Tensor, "N H"]:
+        return self.all(view, self.space.action())
+
+    def all(self, view: View, action: Sequence[int]) -> Int[Tensor, "N H"]:
+        return torch.tensor(action, device=view.signals.age.device).repeat(len(view.signals.age), 1)
+
+
+class Never(Rule):
+    """Never grows."""
+
+    name = "never"
+
+
+class RandomLegal(Rule):
+    """Any legal op, any legal slot for it, any choice of the other heads."""
+
+    name = "random"
+
+    def decide(self, view: View, fresh: Bool[Tensor, " N"], uniform: Float[Tensor, "N A"]) -> Int[Tensor, "N H"]:
+        parts = uniform.split(self.space.sizes, dim=1)
+        legal = view.signals.legal
+        op = _any(legal.any(2), parts[Head.OP])
+        slot = _any(legal[torch.arange(len(op), device=op.device), op], parts[Head.SLOT])
+        rest = [_any(torch.ones_like(part, dtype=torch.bool), part) for part in parts[Head.BLUEPRINT :]]
+        return torch.stack([op, slot, *rest], 1)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One line of a written plan."""
+
+    decision: int
+    action: Mapping[str, object]
+    """`{"op": "GERMINATE", "slot": "s0", "blueprint": "conv_heavy"}`"""
+
+
+class FixedPlan(Rule):
+    """Does what is written, at its time or as soon after as it is legal, one thing a decision."""
+
+    def __init__(self, plan: Sequence[Planned], name: str = "plan") -> None:
+        self.plan, self.name = sorted(plan, key=lambda line: line.decision), name
+
+    def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
+        super().begin(setting, num_hosts, device)
+        self.actions = torch.tensor([_action(self.space, line.action) for line in self.plan], device=device)
+        self.times = [line.decision for line in self.plan]
+        self.done = torch.zeros(num_hosts, len(self.plan), dtype=torch.bool, device=device)
+
+    def decide(self, view: View, fresh: Bool[Tensor, " N"], uniform: Float[Tensor, "N A"]) -> Int[Tensor, "N H"]:
+        self.done &= ~fresh[:, None]
+        chosen, free = self.wait(view), torch.ones_like(fresh)
+        for i, time in enumerate(self.times):
+            action = self.actions[i]
+            possible = view.signals.legal[:, action[Head.OP], action[Head.SLOT]]
+            now = free & possible & (view.signals.age >= time) & ~self.done[:, i]
+            chosen = torch.where(now[:, None], action, chosen)
+            self.done[:, i] |= now
+            free &= ~now
+        return chosen
+
+
+class Gardener(Rule):
+    """Plants one blueprint in empty slots, in order, when `wants` says so; keeps what contributes, prunes the rest."""
+
+    def __init__(self, blueprint: str | None = None, slots: Sequence[str] | None = None, **choices: object) -> None:
+        self.blueprint, self.slots, self.choices = blueprint, slots, choices
+
+    def wants(self, view: View) -> Bool[Tensor, " N"]:
+        raise NotImplementedError
+
+    def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
+        super().begin(setting, num_hosts, device)
+        largest = setting.space.blueprints[int(setting.seed_parameters.sum(0).argmax())]
+        name = self.blueprint or largest
+        order = [setting.space.slots.index(slot) for slot in self.slots or setting.space.slots]
+        self.plant = [
+            setting.space.action(Op.GERMINATE, slot=setting.space.slots[s], blueprint=name, **self.choices)
+            for s in order
+        ]
+
+    def decide(self, view: View, fresh: Bool[Tensor, " N"], uniform: Float[Tensor, "N A"]) -> Int[Tensor, "N H"]:
+        legal, slots = view.signals.legal, view.signals.slots
+        chosen = self.wait(view)
+        wanted = self.wants(view)
+        for action in reversed(self.plant):
+            here = wanted & legal[:, Op.GERMINATE, action[Head.SLOT]]
+            chosen = torch.where(here[:, None], chosen.new_tensor(action), chosen)
+        worth = view.signals.vitals.contribution
+        proven = legal[:, Op.FOSSILIZE] & (worth > 0)
+        useless = legal[:, Op.PRUNE] & (slots.stage == Stage.HOLDING) & (slots.age >= 3) & (worth <= 0)
+        for op, where in ((Op.PRUNE, useless), (Op.FOSSILIZE, proven)):
+            slot = where.float().argmax(1)
+            action = self.wait(view)
+            action[:, Head.OP], action[:, Head.SLOT] = int(op), slot
+            chosen = torch.where(where.any(1)[:, None], action, chosen)
+        return chosen
+
+
+class Heuristic(Gardener):
+    """Grows early, one seed at a time: while nothing is on its way and half of the life is left."""
+
+    name = "heuristic"
+
+    def wants(self, view: View) -> Bool[Tensor, " N"]:
+        settled = _settled(view)
+        return settled & (view.signals.age < view.setting.episode // 2)
+
+
+class Schedule(Gardener):
+    """Plants at even intervals, whatever is measured."""
+
+    name = "schedule"
+
+    def __init__(self, every: int = 5, **options: object) -> None:
+        super().__init__(**options)  # pyright: ignore[reportArgumentType]
+        self.every = every
+
+    def wants(self, view: View) -> Bool[Tensor, " N"]:
+        return view.signals.age % self.every == 0
+
+
+class Plateau(Gardener):
+    """Plants when the score has not risen for a while."""
+
+    name = "plateau"
+
+    def __init__(self, patience: int = 2, **options: object) -> None:
+        super().__init__(**options)  # pyright: ignore[reportArgumentType]
+        self.patience = patience
+
+    def wants(self, view: View) -> Bool[Tensor, " N"]:
+        return _settled(view) & (view.history.since_best >= self.patience)
+
+
+class GapTrigger(Gardener):
+    """Plants while training and validation losses are close: the host is too small, not too specialised."""
+
+    name = "gap"
+
+    def __init__(self, gap: float = 0.1, **options: object) -> None:
+        super().__init__(**options)  # pyright: ignore[reportArgumentType]
+        self.gap = gap
+
+    def wants(self, view: View) -> Bool[Tensor, " N"]:
+        apart = (view.signals.loss - view.signals.train_loss) / view.setting.guess
+        return _settled(view) & (apart < self.gap) & (view.signals.age > 0)
+
+
+class Learned:
+    """A controller at work: sampled, or always the likeliest choice."""
+
+    def __init__(self, controller: Controller, *, greedy: bool = False, name: str = "learned") -> None:
+        self.controller, self.greedy, self.name = controller, greedy, name
+
+    def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
+        self.memory = self.controller.blank(num_hosts, device)
+        table = describe(setting.families, setting.seed_parameters, setting.seed_flops)
+        self.blueprints = table.to(device).expand(num_hosts, *table.shape)
+
+    def decide(self, view: View, fresh: Bool[Tensor, " N"], uniform: Float[Tensor, "N A"]) -> Int[Tensor, "N H"]:
+        blank = self.controller.blank(len(fresh), fresh.device)
+        self.memory = Memory(
+            *(torch.where(fresh[:, None], new, old) for new, old in zip(blank, self.memory, strict=True))
+        )
+        paid = affordable(view.signals.growth, view.budget, view.setting.seed_parameters)
+        seen = features(view, self.controller.config.telemetry)
+        legal = within_budget(view.signals.legal, paid)
+        even = torch.full_like(uniform, 0.5) if self.greedy else uniform
+        with torch.no_grad():
+            choice, self.memory = self.controller.act(
+                Observation(seen, legal, paid, self.blueprints), self.memory, even
+            )
+        return choice.action
+
+
+def _action(space: ActionSpace, written: Mapping[str, object]) -> tuple[int, ...]:
+    if "op" not in written:
+        raise EsperError(f"a line of a plan needs an op, and this has none: {dict(written)}")
+    choices = {name: choice for name, choice in written.items() if name != "op"}
+    return space.action(str(written["op"]), **choices)
+
+
+def _any(mask: Bool[Tensor, "N C"], uniform: Float[Tensor, "N C"]) -> Int[Tensor, " N"]:
+    return sample(masked(torch.zeros_like(mask, dtype=torch.float32), mask), uniform)
+
+
+def _settled(view: View) -> Bool[Tensor, " N"]:
+    """No seed is on its way in or out."""
+    stage = view.signals.slots.stage
+    return ((stage == Stage.DORMANT) | (stage == Stage.FOSSILIZED) | (stage == Stage.EMBARGOED)).all(1)

@@ -1,0 +1,164 @@
+"""The controller finds what is known to be best, in seconds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import Head, Op
+from esper.leyline.rng import key, uniform
+from esper.simic import Learner, PPOConfig
+from esper.simic.rollout import Rollout
+from esper.tamiyo import Controller, ControllerConfig, Features
+from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, width
+from esper.tamiyo.network import DESCRIPTORS, Choice, Memory, Observation, num_draws
+
+pytestmark = pytest.mark.slow
+CONFIG = PPOConfig(lr=1e-3, gamma=0.99, entropy_coef=0.01, minibatches=2, group_baseline=False)
+
+
+@dataclass
+class Toy:
+    """Lives of `length` decisions whose rewards are a function of what is chosen when."""
+
+    pays: Callable[[int, Tensor, Tensor], Tensor]
+    """Decision, actions (N, H), cue (N,) to rewards."""
+    legal: Tensor
+    length: int = 1
+    slots: int = 3
+    blueprints: int = 4
+
+    def play(self, controller: Controller, update: int, hosts: int = 128) -> Rollout:
+        cue = (uniform(key(update, torch.arange(hosts)), 1)[:, 0] < 0.5).float()
+        memory = controller.blank(hosts, torch.device("cpu"))
+        before, rows = memory, []
+        for t in range(self.length):
+            host = torch.zeros(hosts, width(HOST_FEATURES))
+            host[:, 0], host[:, 1] = 1 - t / self.length, cue if t == 0 else 0.5
+            eye = torch.zeros(hosts, self.slots, width(SLOT_FEATURES))
+            eye[:, :, : self.slots] = torch.eye(self.slots)
+            described = torch.zeros(hosts, self.slots, self.blueprints, DESCRIPTORS)
+            described[..., : self.blueprints] = torch.eye(self.blueprints)
+            seen = Observation(
+                Features(host, eye),
+                self.legal.expand(hosts, -1, -1),
+                torch.ones(hosts, self.slots, self.blueprints, dtype=torch.bool),
+                described,
+            )
+            draws = uniform(key(update, t, torch.arange(hosts)), num_draws(self.slots, self.blueprints))
+            with torch.no_grad():
+                choice, memory = controller.act(seen, memory, draws)
+            rows.append((seen, choice, self.pays(t, choice.action, cue)))
+        return self.recorded(rows, before, hosts)
+
+    def recorded(self, rows, before: Memory, hosts: int) -> Rollout:
+        seen, choices, rewards = zip(*rows, strict=True)
+        choice = Choice(*(torch.stack(x) for x in zip(*choices, strict=True)))
+        over = torch.zeros(self.length, hosts, dtype=torch.bool)
+        over[-1] = True
+        start = over.roll(1, 0) if self.length > 1 else over
+        after = torch.cat([choice.value[1:], torch.zeros(1, hosts)])
+        parts = [torch.stack(x) for x in zip(*(o[1:] for o in seen), strict=True)]
+        features = Features(*(torch.stack(x) for x in zip(*(o.features for o in seen), strict=True)))
+        reward = torch.stack(rewards)
+        return Rollout(
+            seen=Observation(features, *parts),
+            choice=choice,
+            reward=reward,
+            after=after,
+            ended=over,
+            sick=torch.zeros_like(over),
+            start=start,
+            comparable=torch.ones_like(over),
+            objective=reward,
+            score=reward,
+            growth=reward,
+            groups=torch.arange(hosts),
+            memory=before,
+        )
+
+
+def legality(**slots: list[int]) -> Tensor:
+    legal = torch.zeros(len(Op), 3, dtype=torch.bool)
+    legal[Op.WAIT] = True
+    for name, open_slots in slots.items():
+        legal[Op[name], open_slots] = True
+    return legal
+
+
+def learn(toy: Toy, updates: int, recurrent: bool = True, config: PPOConfig = CONFIG) -> tuple[float, Controller]:
+    controller = Controller(ControllerConfig(recurrent=recurrent, hidden=32, slot_hidden=16), rng_seed=1)
+    learner = Learner(controller, config)
+    for update in range(updates):
+        learner.update(toy.play(controller, update))
+    return toy.play(controller, 10_000, hosts=512).reward.sum(0).mean().item(), controller
+
+
+def test_a_masked_factored_bandit():
+    """Only slots 0 and 2 are open; one slot with one blueprint pays, and pays more at full alpha."""
+
+    def pays(t, action, cue):
+        right = (action[:, Head.OP] == Op.GERMINATE) & (action[:, Head.SLOT] == 2) & (action[:, Head.BLUEPRINT] == 3)
+        return right * (0.5 + 0.5 * (action[:, Head.ALPHA_TARGET] == 2))
+
+    toy = Toy(pays, legality(GERMINATE=[0, 2], PRUNE=[1]))
+    reached, controller = learn(toy, 60)
+    assert reached > 0.9
+    rollout = toy.play(controller, 7)
+    germinating = rollout.choice.action[..., Head.OP] == Op.GERMINATE
+    assert (rollout.choice.action[..., Head.SLOT][germinating] != 1).all(), "an illegal slot is never chosen"
+
+
+def corridor(t, action, cue):
+    """The cue is shown at the first decision and asked for at the last."""
+    if t < 3:
+        return torch.zeros_like(cue)
+    return torch.where(cue > 0.5, action[:, Head.OP] == Op.PRUNE, action[:, Head.OP] == Op.WAIT).float()
+
+
+def test_a_corridor_that_needs_memory():
+    toy = Toy(corridor, legality(PRUNE=[0, 1, 2]), length=4)
+    with_memory, _ = learn(toy, 80)
+    without, _ = learn(toy, 80, recurrent=False)
+    assert with_memory > 0.95
+    assert without < 0.65
+
+
+def test_heads_learn_only_where_they_matter():
+    """PRUNE pays whatever its speed; SET_ALPHA_TARGET pays at one speed only: the head learns that from those alone."""
+
+    def pays(t, action, cue):
+        slow = action[:, Head.ALPHA_SPEED] == 3
+        prune, retarget = (action[:, Head.OP] == op for op in (Op.PRUNE, Op.SET_ALPHA_TARGET))
+        return torch.where(cue > 0.5, prune.float(), (retarget & slow).float())
+
+    toy = Toy(pays, legality(PRUNE=[0], SET_ALPHA_TARGET=[0]))
+    reached, controller = learn(toy, 80)
+    assert reached > 0.9
+    rollout = toy.play(controller, 7, hosts=512)
+    ops, speeds = rollout.choice.action[0, :, Head.OP], rollout.choice.action[0, :, Head.ALPHA_SPEED]
+    assert (speeds[ops == Op.SET_ALPHA_TARGET] == 3).float().mean() > 0.9
+    blueprints = torch.bincount(rollout.choice.action[0, :, Head.BLUEPRINT], minlength=4) / 512
+    assert blueprints.min() > 0.1, "nobody listens to the blueprint here, so it stays what it was"
+
+
+def test_more_entropy_coefficient_means_more_entropy():
+    """A decided policy, and rewards that say nothing: only the coefficient speaks."""
+
+    def pays(t, action, cue):
+        return (action[:, Head.OP] == Op.PRUNE).float()
+
+    toy = Toy(pays, legality(PRUNE=[0], GERMINATE=[1]))
+    spread = {}
+    for coefficient in (0.0, 0.1):
+        _, controller = learn(toy, 10)
+        config = PPOConfig(lr=1e-3, gamma=0.99, entropy_coef=coefficient, group_baseline=False)
+        learner = Learner(controller, config)
+        for update in range(5):
+            rollout = toy.play(controller, update)
+            expected = rollout._replace(reward=rollout.choice.value)
+            learner.update(expected)
+        spread[coefficient] = toy.play(controller, 1).choice.entropy[..., Head.OP].mean()
+    assert spread[0.1] > spread[0.0] + 0.01

@@ -1,0 +1,109 @@
+"""What was thought while acting is thought again when it is read back, and nothing irrelevant is learned from."""
+
+import pytest
+import torch
+
+from esper.leyline.actions import Head, Op
+from esper.simic import PPOConfig, RewardConfig
+from esper.simic.ppo import Learner, cut, losses, sequences
+from esper.simic.rollout import collect
+from esper.tamiyo.masks import relevant
+from small_fleets import controller_for
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_replay_gives_back_what_was_stored_while_acting(collector, recurrent):
+    """Two rollouts in a row, so that lives are cut mid-episode and go on in the second."""
+    controller = controller_for(recurrent)
+    fleets = collector(controller)
+    for _ in range(2):
+        rollout = collect(fleets, controller, 0.02, RewardConfig())
+        lives = cut(rollout, rollout.reward, rollout.reward, recurrent, controller.blank(7, fleets.device))
+        new = controller.judge(lives.seen, lives.memory, lives.old.action)
+        ratio = (new.log_probs - lives.old.log_probs).exp()
+        assert ((ratio - 1).abs().where(lives.valid[..., None], 0) <= 1e-5).all()
+        assert ((new.value - lives.old.value).abs().where(lives.valid, 0) <= 1e-6).all()
+    assert rollout.ended.any()
+    assert not rollout.start[0].all()
+
+
+def test_every_decision_is_in_exactly_one_sequence(collector):
+    controller = controller_for()
+    rollout = collect(collector(controller), controller, 0.0, RewardConfig())
+    t, n, valid = sequences(rollout, whole=True)
+    seen = torch.zeros_like(rollout.ended, dtype=torch.long)
+    seen.index_put_((t[valid], n[valid]), torch.ones(int(valid.sum()), dtype=torch.long), accumulate=True)
+    assert (seen == 1).all()
+    assert not rollout.start[t[1:][valid[1:]], n[1:][valid[1:]]].any(), "no sequence runs into the next life"
+
+
+def test_every_epoch_holds_each_sequence_once():
+    learner = Learner(controller_for(), PPOConfig(minibatches=3, epochs=2))
+    parts = list(learner.minibatches(10))
+    assert len(parts) == 6
+    first, second = torch.cat(parts[:3]).tolist(), torch.cat(parts[3:]).tolist()
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first != second
+
+
+def gradients(controller, lives, config):
+    controller.zero_grad()
+    found = losses(controller, lives, config)
+    (found.policy.sum() + found.value - found.entropy.sum()).backward()
+    return [p.grad.clone() for p in controller.parameters()]
+
+
+def test_poisoned_padding_changes_no_bit_of_any_gradient(collector):
+    controller, config = controller_for(), PPOConfig()
+    rollout = collect(collector(controller), controller, 0.0, RewardConfig())
+    lives = cut(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
+    clean = gradients(controller, lives, config)
+    assert not lives.valid.all()
+    poison = lives.advantage.masked_fill(~lives.valid, torch.nan)
+    returns = lives.returns.masked_fill(~lives.valid, torch.nan)
+    log_probs = lives.old.log_probs.masked_fill(~lives.valid[..., None], torch.nan)
+    value = lives.old.value.masked_fill(~lives.valid, torch.inf)
+    old = lives.old._replace(log_probs=log_probs, value=value)
+    ill = lives._replace(advantage=poison, returns=returns, old=old)
+    assert all(torch.equal(a, b) for a, b in zip(clean, gradients(controller, ill, config), strict=True))
+
+
+def test_heads_that_the_op_does_not_listen_to_change_no_bit(collector):
+    """Other choices and poisoned probabilities of irrelevant heads: the same gradients."""
+    controller, config = controller_for(), PPOConfig()
+    rollout = collect(collector(controller), controller, 0.0, RewardConfig())
+    lives = cut(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
+    idle = ~relevant(lives.old.action[..., Head.OP])
+    idle[..., Head.SLOT] = False  # other heads are told of the slot, relevant or not
+    assert idle[lives.valid].any()
+    clean = gradients(controller, lives, config)
+    ill = lives._replace(old=lives.old._replace(log_probs=lives.old.log_probs.masked_fill(idle, torch.nan)))
+    assert all(torch.equal(a, b) for a, b in zip(clean, gradients(controller, ill, config), strict=True))
+
+
+def test_an_irrelevant_head_gets_exactly_no_gradient(collector):
+    controller, config = controller_for(), PPOConfig()
+    rollout = collect(collector(controller), controller, 0.0, RewardConfig())
+    lives = cut(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
+    waiting = lives.old.action.clone()
+    waiting[..., Head.OP] = Op.WAIT
+    lives = lives._replace(old=lives.old._replace(action=waiting))
+    controller.zero_grad()
+    losses(controller, lives, config).policy.sum().backward()
+    for module in (controller.slot_score, controller.blueprint_score, controller.tail):
+        assert all(not p.grad.any() for p in module.parameters())
+    assert any(p.grad.any() for p in controller.op.parameters())
+
+
+@pytest.mark.parametrize("accumulate", [2, 5])
+def test_accumulated_gradients_are_those_of_the_whole_minibatch(collector, accumulate):
+    controller = controller_for()
+    rollout = collect(collector(controller), controller, 0.0, RewardConfig())
+    lives = cut(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
+    found = []
+    for pieces in (1, accumulate):
+        learner = Learner(controller_for(), PPOConfig(accumulate=pieces, max_grad_norm=1e9))
+        learner.step(lives)
+        found.append([p.grad for p in learner.controller.parameters()])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
