@@ -5,7 +5,7 @@ A policy decides for all hosts of a fleet at once. What it remembers of their li
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,6 +21,7 @@ from esper.tamiyo.masks import affordable, within_budget
 from esper.tamiyo.network import Controller, Memory, Observation, describe, num_draws
 
 
+@runtime_checkable
 class Policy(Protocol):
     """Decides once per epoch for every host of a fleet."""
 

@@ -1,0 +1,56 @@
+"""One life of every host of a fleet under any policy."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from esper.leyline.rng import Purpose, key, uniform
+from esper.simic.rewards import objective
+from esper.tamiyo.features import View, no_history, remember
+from esper.tamiyo.policies import Policy, draws
+from esper.tolaria import FleetEnv
+
+
+class Outcome(NamedTuple):
+    """How each host ended; of a sick one, its last good epoch, minus the penalty."""
+
+    objective: Float[Tensor, " N"]
+    score: Float[Tensor, " N"]
+    growth: Float[Tensor, " N"]
+    flops: Float[Tensor, " N"]
+    """Of its whole life."""
+    sick: Float[Tensor, " N"]
+
+
+def play(env: FleetEnv, policy: Policy, rent: float, rng_seed: int = 0, budget: float = float("inf")) -> Outcome:
+    """Fresh hosts live through one episode. All lives must begin together: a staggered env would cut some short."""
+    signals = env.reset()
+    hosts, device = len(signals.age), signals.age.device
+    fresh = torch.ones_like(signals.sibling)
+    history = remember(no_history(hosts, device), signals, fresh)
+    rents, budgets = (torch.full((hosts,), x, device=device) for x in (rent, budget))
+    policy.begin(env.setting, hosts, device)
+    alive, found = fresh.clone(), Outcome(*(torch.zeros(5, hosts, device=device)))
+    for decision in range(env.setting.episode):
+        keys = key(key(rng_seed, Purpose.ACTION, decision), torch.arange(hosts, device=device))
+        action = policy.decide(
+            View(signals, history, env.setting, rents, budgets), fresh, uniform(keys, draws(env.setting))
+        )
+        step = env.step(action)
+        over = (step.terminated | step.truncated) & alive
+        final = step.final
+        ended = Outcome(
+            objective(final, rents) - step.penalty,
+            final.score.float(),
+            final.growth.float(),
+            found.flops + final.flops.float(),
+            step.terminated.float(),
+        )
+        running = found._replace(flops=torch.where(alive, ended.flops, found.flops))
+        found = Outcome(*(torch.where(over, new, old) for new, old in zip(ended, running, strict=True)))
+        alive &= ~over
+        signals, fresh = step.signals, step.terminated | step.truncated
+        history = remember(history, signals, fresh)
+    return found

@@ -1,0 +1,101 @@
+"""Rule-based policies do what they say, legally, and the heuristic brings seeds all the way."""
+
+import pytest
+import torch
+
+from esper.leyline.actions import Head, Op
+from esper.leyline.errors import EsperError
+from esper.leyline.lifecycle import Stage
+from esper.simic.play import play
+from esper.tamiyo.policies import (
+    FixedPlan,
+    GapTrigger,
+    Heuristic,
+    Learned,
+    Never,
+    Planned,
+    Plateau,
+    RandomLegal,
+    Schedule,
+)
+from small_fleets import controller_for, make_env
+
+POLICIES = {
+    "never": Never,
+    "random": RandomLegal,
+    "heuristic": Heuristic,
+    "schedule": Schedule,
+    "plateau": Plateau,
+    "gap": GapTrigger,
+    "learned": lambda: Learned(controller_for()),
+    "greedy": lambda: Learned(controller_for(), greedy=True),
+    "plan": lambda: FixedPlan([Planned(1, {"op": "GERMINATE", "slot": "s0"})]),
+}
+
+
+class Watched:
+    """A policy, and all that it decided."""
+
+    def __init__(self, policy):
+        self.policy, self.name, self.actions, self.stages, self.legal = policy, "watched", [], [], []
+
+    def begin(self, *arguments):
+        self.policy.begin(*arguments)
+
+    def decide(self, view, fresh, uniform):
+        action = self.policy.decide(view, fresh, uniform)
+        hosts = torch.arange(len(action))
+        self.legal.append(view.signals.legal[hosts, action[:, Head.OP], action[:, Head.SLOT]])
+        self.actions.append(action)
+        self.stages.append(view.signals.slots.stage)
+        return action
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("kind", ["mlp", "cnn1d"])
+def test_every_policy_decides_legally_for_a_whole_life(name, kind):
+    policy = Watched(POLICIES[name]())
+    outcome = play(make_env(kind, 4, episode=9), policy, rent=0.02)
+    assert torch.stack(policy.legal).all()
+    assert len(policy.actions) == 9
+    assert outcome.objective.isfinite().all()
+    assert (outcome.flops > 0).all()
+    ops = torch.stack(policy.actions)[..., Head.OP]
+    if name == "never":
+        assert (ops == Op.WAIT).all()
+        assert not outcome.growth.any()
+    elif name in ("heuristic", "schedule", "plan"):
+        assert (ops == Op.GERMINATE).any()
+
+
+def test_the_heuristic_passes_the_gates_and_fossilizes():
+    policy = Watched(Heuristic(tempo=3))
+    outcome = play(make_env("mlp", 8, episode=24), policy, rent=0.0)
+    assert (torch.stack(policy.actions)[..., Head.OP] == Op.FOSSILIZE).any()
+    assert (policy.stages[-1] == Stage.FOSSILIZED).any()
+    assert outcome.growth.max() > 0
+
+
+def test_a_plan_waits_for_its_time_and_is_followed_once():
+    plan = [
+        Planned(2, {"op": "GERMINATE", "slot": "s1", "blueprint": "mlp"}),
+        Planned(4, {"op": "GERMINATE", "slot": "s0"}),
+    ]
+    policy = Watched(FixedPlan(plan))
+    play(make_env("mlp", 3, episode=8), policy, rent=0.0)
+    ops = torch.stack(policy.actions)[:, 0, Head.OP]
+    slots = torch.stack(policy.actions)[:, 0, Head.SLOT]
+    assert ops.nonzero()[:, 0].tolist() == [2, 4]
+    assert slots[[2, 4]].tolist() == [1, 0]
+
+
+def test_a_line_of_a_plan_needs_an_op():
+    env = make_env("mlp", 2, episode=3)
+    with pytest.raises(EsperError, match="needs an op"):
+        FixedPlan([Planned(0, {"slot": "s0"})]).begin(env.setting, 2, torch.device("cpu"))
+
+
+def test_the_same_policy_on_the_same_hosts_gives_the_same_outcome():
+    outcomes = [play(make_env("mlp", 4, episode=5), RandomLegal(), rent=0.02, rng_seed=3) for _ in range(2)]
+    for a, b in zip(*outcomes, strict=True):
+        assert torch.equal(a, b)
