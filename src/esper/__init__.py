@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from esper.leyline import *
     from esper.leyline.specs import *
     from esper.leyline.state import *
+    from esper.simic import *
+    from esper.tamiyo import *
     from esper.tasks import *
     from esper.tolaria import *
 
-_ROOMS = ("leyline", "leyline.specs", "leyline.state", "kasmina", "tasks", "tolaria")
-_SUBPACKAGES = ("leyline", "kasmina", "tasks", "tolaria", "dashboard")
+_ROOMS = ("leyline", "leyline.specs", "leyline.state", "kasmina", "tasks", "tolaria", "tamiyo", "simic")
+_SUBPACKAGES = ("leyline", "kasmina", "tasks", "tolaria", "tamiyo", "simic", "dashboard")
 
 
 def __getattr__(name: str) -> object:

@@ -300,10 +300,13 @@ class Learner:
         heads = over.heads.clamp(min=1)
         total = Losses(*(torch.stack(x).sum(0) for x in zip(*parts, strict=True)))
         mean = Losses(
-            *(x / heads for x in total[:4]),
-            total.value / over.decisions.clamp(min=1),
-            torch.stack([p.ratio_min for p in parts]).amin(0),
-            torch.stack([p.ratio_max for p in parts]).amax(0),
+            policy=total.policy / heads,
+            entropy=total.entropy / heads,
+            kl=total.kl / heads,
+            clipped=total.clipped / heads,
+            value=total.value / over.decisions.clamp(min=1),
+            ratio_min=torch.stack([p.ratio_min for p in parts]).amin(0),
+            ratio_max=torch.stack([p.ratio_max for p in parts]).amax(0),
         )
         gradients = head_gradients(self.controller)
         norm = nn.utils.clip_grad_norm_(self.controller.parameters(), config.max_grad_norm)

@@ -115,7 +115,8 @@ class Controller(nn.Module):
                     nn.init.orthogonal_(gate)
             else:
                 nn.init.zeros_(p)
-        self.memory.bias_ih_l0.data[size : 2 * size] = 1.0  # forget gate
+            if name == "bias_ih_l0":
+                p.data[size : 2 * size] = 1.0  # forget gate
 
     def blank(self, num_hosts: int, device: torch.device) -> Memory:
         """The memory of newborns."""
@@ -175,7 +176,7 @@ class Controller(nn.Module):
 
     def judge(self, seen: Observation, memory: Memory, action: Int[Tensor, "T N H"]) -> Choice:
         """What is thought now of decisions made before, (T, N)."""
-        return self._choose(seen, memory, lambda _, given: given, action)[0]
+        return self._choose(seen, memory, _as_given, action)[0]
 
     def expect(self, seen: Observation, memory: Memory) -> Float[Tensor, " N"]:
         """The value of where N hosts are, without remembering it."""
@@ -199,8 +200,13 @@ class Controller(nn.Module):
         slot = decide(Head.SLOT, *self.slot_log_probs(x, slots, seen.legal, op))
         for head, log_probs, mask in self.rest_log_probs(x, slots, seen, op, slot):
             decide(head, log_probs, mask)
-        parts = (torch.stack([found[head][i] for head in Head], -1) for i in range(3))
-        return Choice(*parts, self.value(x)[..., 0]), memory
+        picked, log_probs, spread = (torch.stack([found[head][i] for head in Head], -1) for i in range(3))
+        return Choice(picked, log_probs, spread, self.value(x)[..., 0]), memory
+
+
+def _as_given(_: Tensor, given: Tensor | None) -> Tensor:
+    assert given is not None
+    return given
 
 
 def _inputs(seen: Observation) -> tuple[Features, Tensor]:
