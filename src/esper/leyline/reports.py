@@ -96,3 +96,15 @@ class UpdateReport:
     """How often each op was chosen."""
     seconds: dict[str, float]
     """By phase."""
+
+
+@dataclass(frozen=True)
+class Anomaly:
+    """Something in an update that deserves attention."""
+
+    update: int
+    kind: str
+    where: str
+    """The head, or what else it is about."""
+    explanation: str
+    suggestion: str

@@ -1,0 +1,80 @@
+"""Anomalies are seen, explained, and remembered for a while; a healthy run has none."""
+
+import dataclasses
+import math
+
+import pytest
+
+from esper.leyline.errors import EsperError
+from esper.leyline.reports import HeadReport, UpdateReport
+from esper.simic.anomalies import HEADS, Bounds, Watch
+
+HEAD = {"samples": 10, "kl": 0.01, "clip_fraction": 0.1, "entropy": 0.5, "ratio_min": 0.8, "ratio_max": 1.2}
+
+
+def report(update: int = 0, gradient: float = 1.0, heads: dict | None = None, **values) -> UpdateReport:
+    numbers = {f.name: 1 if f.type is int else 0.1 for f in dataclasses.fields(UpdateReport)}
+    rows = tuple(
+        HeadReport(name=name, gradient=1.0, gradient_clipped=0.5, **(HEAD | (heads or {}).get(name, {})))
+        for name in HEADS
+    )
+    numbers |= {"update": update, "gradient": gradient, "heads": rows, "ops": {}, "seconds": {}, "stopped": None}
+    return UpdateReport(**(numbers | values))
+
+
+SICK = {
+    "ratio explosion": {"heads": {"slot": {"ratio_max": 6.0}}},
+    "ratio collapse": {"heads": {"slot": {"ratio_min": 0.05}}},
+    "entropy collapse": {"heads": {"slot": {"entropy": 0.001}}},
+    "value collapse": {"explained_variance": -2.0},
+    "non-finite": {"value_loss": math.nan},
+    "gradient drift": {"gradient": 50.0},
+}
+
+
+@pytest.mark.parametrize("kind", SICK)
+def test_what_is_wrong_is_named_and_explained(kind):
+    watch = Watch()
+    assert watch.look(report(0)) == ()
+    (found,) = watch.look(report(1, **SICK[kind]))
+    assert (found.kind, found.update) == (kind, 1)
+    assert found.explanation
+    assert found.suggestion
+    assert watch.alert == 3
+    for update in range(2, 5):
+        watch.look(report(update))
+    assert watch.alert == 0
+
+
+def test_a_head_starves_once_it_has_gone_without_for_long_enough():
+    watch, hungry = Watch(Bounds(starving=3)), {"heads": {"tempo": dict.fromkeys(HEAD, None) | {"samples": 0}}}
+    found = [watch.look(report(update, **hungry)) for update in range(6)]
+    assert [len(anomalies) for anomalies in found] == [0, 0, 1, 0, 0, 0]
+    assert found[2][0].where == "tempo"
+    assert watch.starved["tempo"] == 6
+    watch.look(report(7))
+    assert watch.starved["tempo"] == 0
+
+
+def test_bounds_can_be_set_for_one_head():
+    watch = Watch(Bounds(ratios={"slot": (0.01, 10.0)}))
+    wide = {"ratio_max": 6.0}
+    assert watch.look(report(0, heads={"slot": wide})) == ()
+    assert [a.where for a in watch.look(report(1, heads={"slot": wide, "op": wide}))] == ["op"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"ratios": {"slto": (0.1, 5.0)}}, "unknown head 'slto'"), ({"ratio_max": 0.5}, "must lie around 1")],
+)
+def test_impossible_bounds_are_refused(options, message):
+    with pytest.raises(EsperError, match=message):
+        Bounds(**options)
+
+
+def test_it_remembers_a_few_numbers_however_long_the_run():
+    watch = Watch()
+    for update in range(1000):
+        watch.look(report(update))
+    assert len(watch.starved) == len(HEADS)
+    assert watch.usual == pytest.approx(1.0)
