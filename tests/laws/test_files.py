@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from esper.kasmina import LifecycleConfig, build_host, load_model, register_blueprint, save_model, unregister_blueprint
-from esper.kasmina import files as model_files
 from esper.kasmina.blueprints.vector import low_rank
+from esper.leyline import files as model_files
 from esper.leyline.actions import Graft
 from esper.leyline.errors import FileError
 from esper.leyline.specs import HostSpec

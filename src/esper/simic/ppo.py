@@ -51,6 +51,8 @@ class PPOConfig:
     weight_decay: float = 0.0
     """Of parameters that only the critic has: on categorical logits it would raise the entropy."""
     adam_eps: float = 1e-5
+    anchor_coef: float = 0.0
+    """How strongly the policy is held near the one it started from, if there is one: times their divergence."""
     group_baseline: bool = True
     """Compare siblings: advantages minus the mean of the others in the group."""
 
@@ -61,7 +63,7 @@ class PPOConfig:
         for name in ("gamma", "lam"):
             if not 0 < getattr(self, name) <= 1:
                 raise EsperError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
-        for name in ("value_coef", "entropy_coef", "weight_decay", "anneal"):
+        for name in ("value_coef", "entropy_coef", "anchor_coef", "weight_decay", "anneal"):
             if getattr(self, name) < 0:
                 raise EsperError(f"{name} must not be negative, not {getattr(self, name)}")
         if sum(per_head(self.entropy_weights)) <= 0:
@@ -98,6 +100,8 @@ class Lives(NamedTuple):
     returns: Float[Tensor, "L Q"]
     valid: Bool[Tensor, "L Q"]
     memory: Memory
+    anchor: Float[Tensor, "L Q H"]
+    """Log-probabilities of the same choices under the policy to stay near; the old ones if there is none."""
 
 
 class Losses(NamedTuple):
@@ -107,6 +111,8 @@ class Losses(NamedTuple):
     entropy: Float[Tensor, " H"]
     kl: Float[Tensor, " H"]
     clipped: Float[Tensor, " H"]
+    anchor: Float[Tensor, " H"]
+    """Divergence from the policy to stay near."""
     value: Float[Tensor, ""]
     ratio_min: Float[Tensor, " H"]
     ratio_max: Float[Tensor, " H"]
@@ -140,7 +146,13 @@ def cut(
     memory = Memory(
         *(torch.where(continued[:, None], old[n[0]], new[n[0]]) for old, new in zip(rollout.memory, blank, strict=True))
     )
-    return Lives(seen, Choice(*map(at, rollout.choice)), at(advantage), at(returns), valid, memory)
+    old = Choice(*map(at, rollout.choice))
+    return Lives(seen, old, at(advantage), at(returns), valid, memory, old.log_probs)
+
+
+def blank_of(lives: Lives) -> Memory:
+    """Nothing remembered: what another policy knows of these lives, even of those that were cut."""
+    return Memory(*(torch.zeros_like(x) for x in lives.memory))
 
 
 def select(lives: Lives, which: Int[Tensor, " Q"]) -> Lives:
@@ -151,7 +163,8 @@ def select(lives: Lives, which: Int[Tensor, " Q"]) -> Lives:
 
     seen = Observation(Features(*map(at, lives.seen.features)), *map(at, lives.seen[1:]))
     memory = Memory(*(x[which] for x in lives.memory))
-    return Lives(seen, Choice(*map(at, lives.old)), at(lives.advantage), at(lives.returns), at(lives.valid), memory)
+    old, anchor = Choice(*map(at, lives.old)), at(lives.anchor)
+    return Lives(seen, old, at(lives.advantage), at(lives.returns), at(lives.valid), memory, anchor)
 
 
 def losses(controller: Controller, lives: Lives, config: PPOConfig) -> Losses:
@@ -163,6 +176,7 @@ def losses(controller: Controller, lives: Lives, config: PPOConfig) -> Losses:
     advantage = lives.advantage.where(lives.valid, 0.0)[..., None]
     bounded = ratio.clamp(1 - config.clip, 1 + config.clip)
     gain = torch.minimum(ratio * advantage, bounded * advantage)
+    away = (lives.anchor - new.log_probs).where(counts, 0.0)
     error = (new.value - lives.returns).where(lives.valid, 0.0)
     worst = error.square()
     if config.value_clip is not None:
@@ -177,7 +191,16 @@ def losses(controller: Controller, lives: Lives, config: PPOConfig) -> Losses:
         clipped = over_decisions(((ratio - 1).abs() > config.clip).float())
         seen = ratio.where(counts, torch.nan).flatten(0, 1)
         low, high = seen.nan_to_num(torch.inf).amin(0), seen.nan_to_num(-torch.inf).amax(0)
-    return Losses(-over_decisions(gain), over_decisions(new.entropy), kl, clipped, 0.5 * worst.sum(), low, high)
+    return Losses(
+        policy=-over_decisions(gain),
+        entropy=over_decisions(new.entropy),
+        kl=kl,
+        clipped=clipped,
+        anchor=over_decisions(away.exp() - 1 - away),
+        value=0.5 * worst.sum(),
+        ratio_min=low,
+        ratio_max=high,
+    )
 
 
 class Totals(NamedTuple):
@@ -193,12 +216,13 @@ def totals(lives: Lives) -> Totals:
 
 
 def loss(found: Losses, over: Totals, config: PPOConfig, entropy_coef: float) -> Float[Tensor, ""]:
-    """One number: policy + value_coef * value - entropy_coef * entropy."""
+    """One number: policy + value_coef * value - entropy_coef * entropy, and what the anchor adds."""
     heads = over.heads.clamp(min=1)
     weights = torch.tensor(per_head(config.entropy_weights), device=heads.device)
     policy = (found.policy / heads).sum()
     entropy = (weights * found.entropy / heads).sum() / weights.sum()
-    return policy + config.value_coef * found.value / over.decisions.clamp(min=1) - entropy_coef * entropy
+    total = policy + config.value_coef * found.value / over.decisions.clamp(min=1) - entropy_coef * entropy
+    return total + config.anchor_coef * (found.anchor / heads).sum() if config.anchor_coef else total
 
 
 class Learned(NamedTuple):
@@ -221,8 +245,16 @@ class Learned(NamedTuple):
 class Learner:
     """A controller and its optimiser."""
 
-    def __init__(self, controller: Controller, config: PPOConfig = PPOConfig(), rng_seed: int = 0) -> None:
-        self.controller, self.config = controller, config
+    def __init__(
+        self,
+        controller: Controller,
+        config: PPOConfig = PPOConfig(),
+        rng_seed: int = 0,
+        anchor: Controller | None = None,
+    ) -> None:
+        if config.anchor_coef and anchor is None:
+            raise EsperError("anchor_coef is set, but there is no policy to stay near; give one as anchor")
+        self.controller, self.config, self.anchor = controller, config, anchor
         critic = {id(p) for p in controller.value.parameters()}
         parameters = list(controller.parameters())
         groups = [
@@ -246,6 +278,11 @@ class Learner:
         advantage = standardized(compared, torch.ones_like(rollout.ended))
         blank = controller.blank(rollout.reward.shape[1], rollout.reward.device)
         lives = cut(rollout, advantage, returns, controller.config.recurrent, blank)
+        if self.anchor is not None:
+            with torch.no_grad():
+                lives = lives._replace(
+                    anchor=self.anchor.judge(lives.seen, blank_of(lives), lives.old.action).log_probs
+                )
         found: list[Losses] = []
         samples, gradients = [], []
         stopped = None
@@ -304,6 +341,7 @@ class Learner:
             entropy=total.entropy / heads,
             kl=total.kl / heads,
             clipped=total.clipped / heads,
+            anchor=total.anchor / heads,
             value=total.value / over.decisions.clamp(min=1),
             ratio_min=torch.stack([p.ratio_min for p in parts]).amin(0),
             ratio_max=torch.stack([p.ratio_max for p in parts]).amax(0),

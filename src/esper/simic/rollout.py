@@ -1,6 +1,6 @@
 """Lives under a policy, recorded: T decisions of all hosts of several fleets, joined on N."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from esper.simic.rewards import RewardConfig, objective, reward
 from esper.tamiyo.features import Features, History, View, features, no_history, remember
 from esper.tamiyo.masks import affordable, within_budget
 from esper.tamiyo.network import Choice, Controller, Memory, Observation, describe, num_draws
+from esper.tamiyo.policies import Policy, draws
 from esper.tolaria import FleetEnv
 
 
@@ -145,19 +146,58 @@ class Collector:
 
 def collect(fleets: Collector, controller: Controller, rent: float, rewards: RewardConfig) -> Rollout:
     """Play for a horizon. Whoever is born during it pays `rent` for life."""
+
+    def choose(seen: Observation) -> Choice:
+        with torch.inference_mode():
+            choice, fleets.memory = controller.act(seen, fleets.memory, fleets.draws())
+        return choice
+
+    def expect(seen: Observation) -> Tensor:
+        with torch.inference_mode():
+            return controller.expect(seen, fleets.memory)
+
+    return _played(fleets, choose, expect, rent, rewards, controller.config.telemetry)
+
+
+def record(fleets: Collector, policies: Sequence[Policy], rent: float, rewards: RewardConfig) -> Rollout:
+    """The same under a rule for each fleet, to learn from: nothing is expected, and every choice counts as certain."""
+    for policy, env in zip(policies, fleets.envs, strict=True):
+        policy.begin(env.setting, env.fleet.num_hosts, fleets.device)
+    nothing = torch.zeros(sum(fleets.sizes), device=fleets.device)
+
+    def choose(seen: Observation) -> Choice:
+        actions = []
+        numbers = fleets.draws().split(fleets.sizes)
+        for policy, env, live, random in zip(policies, fleets.envs, fleets.lives, numbers, strict=True):
+            budget = torch.full_like(live.rent, fleets.config.budget)
+            view = View(live.signals, live.history, env.setting, live.rent, budget)
+            actions.append(policy.decide(view, live.fresh, random[:, : draws(env.setting)]))
+        action = torch.cat(actions)
+        certain = torch.zeros_like(action, dtype=torch.float32)
+        return Choice(action, certain, certain, nothing)
+
+    return _played(fleets, choose, lambda seen: nothing, rent, rewards, telemetry=True)
+
+
+def _played(
+    fleets: Collector,
+    choose: Callable[[Observation], Choice],
+    expect: Callable[[Observation], Float[Tensor, " N"]],
+    rent: float,
+    rewards: RewardConfig,
+    telemetry: bool,
+) -> Rollout:
     rows: list[tuple[Tensor, ...]] = []
     observations, choices = [], []
     before = fleets.memory
     for _ in range(fleets.config.horizon):
-        seen = fleets.observe(controller.config.telemetry)
+        seen = fleets.observe(telemetry)
         start = torch.cat([live.fresh for live in fleets.lives])
-        with torch.inference_mode():
-            choice, fleets.memory = controller.act(seen, fleets.memory, fleets.draws())
+        choice = choose(seen)
         observations.append(seen)
         choices.append(choice)
-        rows.append((start, *_step(fleets, controller, choice.action, rent, rewards)))
-    with torch.inference_mode():
-        last = controller.expect(fleets.observe(controller.config.telemetry), fleets.memory)
+        rows.append((start, *_step(fleets, expect, choice.action, rent, rewards, telemetry)))
+    last = expect(fleets.observe(telemetry))
     start, gained, ended, sick, beyond, comparable, j, score, growth = (torch.stack(x) for x in zip(*rows, strict=True))
     choice = Choice(*(torch.stack(x) for x in zip(*choices, strict=True)))
     following = torch.cat([choice.value[1:], last[None]])
@@ -179,7 +219,12 @@ def collect(fleets: Collector, controller: Controller, rent: float, rewards: Rew
 
 
 def _step(
-    fleets: Collector, controller: Controller, action: Int[Tensor, "N H"], rent: float, rewards: RewardConfig
+    fleets: Collector,
+    expect: Callable[[Observation], Float[Tensor, " N"]],
+    action: Int[Tensor, "N H"],
+    rent: float,
+    rewards: RewardConfig,
+    telemetry: bool,
 ) -> tuple[Tensor, ...]:
     """One decision of every fleet."""
     results = []
@@ -196,28 +241,24 @@ def _step(
     gained, ended, sick, final_end, comparable, j = (torch.cat([r[i] for r in results]) for i in range(6))
     beyond = torch.zeros_like(gained)
     if not fleets.config.terminal and bool((ended & ~final_end).any()):
-        beyond = _beyond(fleets, controller, [r[6] for r in results]).where(~final_end, 0.0)
+        beyond = expect(_finally(fleets, [r[6] for r in results], telemetry)).where(~final_end, 0.0)
     fleets.lives = lives
-    blank = controller.blank(len(ended), fleets.device)
-    fleets.memory = Memory(
-        *(torch.where(ended[:, None], new, old) for new, old in zip(blank, fleets.memory, strict=True))
-    )
+    fleets.memory = Memory(*(old.where(~ended[:, None], 0.0) for old in fleets.memory))
     score, growth = (torch.cat([getattr(r[6], name).float() for r in results]) for name in ("score", "growth"))
     return gained, ended, sick, beyond, comparable, j, score, growth
 
 
-def _beyond(fleets: Collector, controller: Controller, finals: list[Signals]) -> Float[Tensor, " N"]:
-    """What would have been expected where lives were cut off."""
+def _finally(fleets: Collector, finals: list[Signals], telemetry: bool) -> Observation:
+    """What there was to see where lives were cut off, before others took their places."""
     kept = fleets.lives
     no_one = [torch.zeros_like(live.fresh) for live in kept]
     fleets.lives = [
         Live(final, remember(live.history, final, none), live.rent, none)
         for live, final, none in zip(kept, finals, no_one, strict=True)
     ]
-    with torch.inference_mode():
-        value = controller.expect(fleets.observe(controller.config.telemetry), fleets.memory)
+    seen = fleets.observe(telemetry)
     fleets.lives = kept
-    return value
+    return seen
 
 
 def _stacked(observations: list[Observation]) -> Observation:

@@ -36,9 +36,11 @@ class LearnConfig:
             raise EsperError(f"reward.gamma ({self.reward.gamma}) and ppo.gamma ({self.ppo.gamma}) must be the same")
 
 
-def train(envs: Sequence[FleetEnv], controller: Controller, config: LearnConfig) -> Iterator[UpdateReport]:
-    """Learn to grow; one report for each update."""
-    learner = Learner(controller, config.ppo, config.rng_seed)
+def train(
+    envs: Sequence[FleetEnv], controller: Controller, config: LearnConfig, anchor: Controller | None = None
+) -> Iterator[UpdateReport]:
+    """Learn to grow; one report for each update. An `anchor` is a policy to start from and to stay near."""
+    learner = Learner(controller, config.ppo, config.rng_seed, anchor)
     fleets = Collector(envs, controller, config.collect, config.rng_seed)
     scale = Running((), fleets.device)
     fleets.begin(config.rent.at(0))

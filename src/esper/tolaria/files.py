@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from esper.kasmina.files import Tensors, fits, match, parsing, read, regrow, topology, write
+from esper.kasmina.files import regrow, topology
 from esper.kasmina.hosts import build_host
 from esper.kasmina.lifecycle import problems
 from esper.leyline.errors import FileError
+from esper.leyline.files import Tensors, fits, match, parsing, read, write
 from esper.leyline.state import SlotState, Vitals
 from esper.tolaria.reference import Reference
 from esper.tolaria.surgery import add_group, make_optimizer

@@ -1,0 +1,117 @@
+"""Files that are never executed: tensors as safetensors, what they mean as JSON in the metadata.
+
+Written beside the target, flushed, then renamed over it, so that a crash leaves the old file or the new one.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from esper.leyline.errors import EsperError, FileError
+
+VERSION = 1
+"""Raised when older Espers could no longer read what is written; docs/files.md lists what each version changed."""
+
+Tensors = dict[str, Tensor]
+
+
+@contextmanager
+def parsing(path: str | Path) -> Iterator[None]:
+    """Whatever a description turns out to lack, the reader hears of the file, not of our dictionaries."""
+    try:
+        yield
+    except FileError:
+        raise
+    except EsperError as error:
+        raise FileError(f"{path} cannot be used here: {error}") from error
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
+        raise FileError(f"{path} is damaged or foreign: {error!r} while reading its description") from error
+
+
+def fits(path: str | Path, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Refuse a file that was written for something else, naming the first difference."""
+    for name, value in json.loads(json.dumps(expected)).items():
+        if found[name] != value:
+            raise FileError(f"{path} holds another {name}: {found[name]}, not {value}")
+
+
+def match(path: str | Path, expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    """Refuse a file whose tensors are not exactly those that are needed."""
+    wrong = sorted(expected.keys() ^ found.keys())
+    wrong += sorted(n for n in expected.keys() & found.keys() if expected[n].shape != found[n].shape)
+    if wrong:
+        raise FileError(
+            f"{path} does not fit: {len(wrong)} tensors are missing, foreign or of another shape, first {wrong[0]!r}"
+        )
+
+
+def write(path: str | Path, kind: str, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
+    """Replace a file with these tensors and their description, all or nothing."""
+    path = Path(path)
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    text = json.dumps(description)
+    metadata = {
+        "format": kind,
+        "version": str(VERSION),
+        "sha256": _digest(plain, text),
+        "description": text,
+    }
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with open(partial, "wb") as file:
+            file.write(save(plain, metadata))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise FileError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def read(path: str | Path, kind: str) -> tuple[Tensors, dict[str, Any]]:
+    """The tensors and the description of a file that `write` made, or an error that says what is wrong with it."""
+    if not Path(path).is_file():
+        raise FileError(f"there is no file {path}")
+    try:
+        with safe_open(str(path), "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise FileError(f"{path} is damaged or not a safetensors file: {error}") from None
+    return tensors, _checked(path, kind, metadata, tensors)
+
+
+def _checked(path: str | Path, kind: str, metadata: Mapping[str, str], tensors: Tensors) -> dict[str, Any]:
+    if metadata.get("format") != kind:
+        raise FileError(f"{path} is not an {kind} file, but {metadata.get('format', 'a foreign one')}")
+    if not metadata.get("version", "").isdecimal():
+        raise FileError(f"{path} is damaged: it has no version")
+    if int(metadata["version"]) > VERSION:
+        raise FileError(
+            f"{path} was written by a newer Esper (format version {metadata['version']}, this one reads up to"
+            f" {VERSION}): upgrade Esper"
+        )
+    text = metadata.get("description", "")
+    if metadata.get("sha256") != _digest(tensors, text):
+        raise FileError(f"{path} is damaged: its content does not match its checksum")
+    with parsing(path):
+        return dict(json.loads(text))
+
+
+def _digest(tensors: Mapping[str, Tensor], description: str) -> str:
+    digest = hashlib.sha256(description.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

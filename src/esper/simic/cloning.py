@@ -1,0 +1,144 @@
+"""Learning by imitation: recorded episodes of any policy, and a controller that comes to choose as it did."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import Head
+from esper.leyline.errors import EsperError
+from esper.leyline.files import fits, parsing, read, write
+from esper.simic.ppo import Lives, cut, select
+from esper.simic.rollout import Rollout
+from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, Features, column_names
+from esper.tamiyo.masks import relevant
+from esper.tamiyo.network import Choice, Controller, Memory, Observation
+
+EPISODES_FORMAT = "esper.episodes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloneConfig:
+    lr: float = 1e-3
+    epochs: int = 20
+    minibatches: int = 4
+    held_out: float = 0.2
+    """The share of lives that is only looked at."""
+    rng_seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "epochs", "minibatches"):
+            if not getattr(self, name) > 0:
+                raise EsperError(f"{name} must be positive, not {getattr(self, name)}")
+        if not 0 < self.held_out < 1:
+            raise EsperError(f"held_out must lie strictly between 0 and 1, not {self.held_out}")
+
+
+@dataclass(frozen=True)
+class CloneReport:
+    """One pass over the episodes, judged on lives that were held out."""
+
+    epoch: int
+    loss: float
+    """Mean negative log-likelihood, summed over heads, of what was learned from..."""
+    held_out_loss: float
+    """...and of what was not."""
+    likelihood: dict[str, float | None]
+    """Mean probability of the recorded choice, head by head; None where no decision listened."""
+
+
+def clone(
+    controller: Controller, episodes: Sequence[Rollout], config: CloneConfig = CloneConfig()
+) -> Iterator[CloneReport]:
+    """Teach a controller to choose as was chosen in these episodes."""
+    lives = [_lives(controller, rollout) for rollout in episodes]
+    generator = torch.Generator().manual_seed(config.rng_seed)
+    held, shown = [], []
+    for part in lives:
+        order = torch.randperm(part.valid.shape[1], generator=generator).to(part.valid.device)
+        count = max(1, int(len(order) * config.held_out))
+        held.append(select(part, order[:count]))
+        shown.append(select(part, order[count:]))
+    optimizer = torch.optim.AdamW(controller.parameters(), config.lr, weight_decay=0.0)
+    for epoch in range(config.epochs):
+        total, steps = torch.zeros(()), 0
+        for part in shown:
+            order = torch.randperm(part.valid.shape[1], generator=generator).to(part.valid.device)
+            for which in order.chunk(config.minibatches):
+                loss = _likelihood(controller, select(part, which))[0]
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                total, steps = total + loss.detach().cpu(), steps + 1
+        with torch.no_grad():
+            judged = [_likelihood(controller, part) for part in held]
+        away, chances, counts = (torch.stack(x).sum(0) for x in zip(*judged, strict=True))
+        chances = chances / counts.clamp(min=1)
+        known = {head.name.lower(): chances[head].item() if counts[head] else None for head in Head}
+        yield CloneReport(epoch, (total / steps).item(), (away / len(judged)).item(), known)
+
+
+def _lives(controller: Controller, rollout: Rollout) -> Lives:
+    """Whoever played had another memory, or none: lives that were cut are read from where they go on."""
+    blank = controller.blank(rollout.reward.shape[1], rollout.reward.device)
+    return cut(rollout._replace(memory=blank), rollout.reward, rollout.reward, controller.config.recurrent, blank)
+
+
+def _likelihood(controller: Controller, lives: Lives) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss, and for each head the sum of the probabilities of what was chosen, and how many that were."""
+    found = controller.judge(lives.seen, lives.memory, lives.old.action)
+    counts = relevant(lives.old.action[..., Head.OP]) & lives.valid[..., None]
+    samples = counts.sum((0, 1))
+    surprise = (-found.log_probs).where(counts, 0.0).sum((0, 1)) / samples.clamp(min=1)
+    return surprise.sum(), found.log_probs.exp().where(counts, 0.0).sum((0, 1)), samples
+
+
+def save_episodes(path: str | Path, rollout: Rollout, policy: str) -> None:
+    """Write a rollout of any policy, to learn from later."""
+    tensors = _flat(rollout)
+    tensors["blueprints"] = rollout.seen.blueprints[0]
+    del tensors["seen/blueprints"]
+    write(path, EPISODES_FORMAT, tensors, _description() | {"policy": policy})
+
+
+def load_episodes(path: str | Path) -> tuple[Rollout, str]:
+    """The rollout of a file, and who played it. Features that have changed since are refused."""
+    tensors, description = read(path, EPISODES_FORMAT)
+    with parsing(path):
+        fits(path, _description(), description)
+        length = len(tensors["reward"])
+        tensors["seen/blueprints"] = tensors["blueprints"].expand(length, *tensors["blueprints"].shape)
+
+        def under(prefix: str, names: Sequence[str]) -> dict[str, Tensor]:
+            return {name: tensors[f"{prefix}/{name}"] for name in names}
+
+        features = Features(**under("features", Features._fields))
+        seen = Observation(features, **under("seen", Observation._fields[1:]))
+        choice, memory = Choice(**under("choice", Choice._fields)), Memory(**under("memory", Memory._fields))
+        plain = [name for name in Rollout._fields if name not in ("seen", "choice", "memory")]
+        rollout = Rollout(seen=seen, choice=choice, memory=memory, **{name: tensors[name] for name in plain})
+        return rollout, str(description["policy"])
+
+
+def _description() -> dict[str, object]:
+    """What the columns mean."""
+    return {
+        "host_features": column_names(HOST_FEATURES),
+        "slot_features": column_names(SLOT_FEATURES),
+        "heads": [head.name.lower() for head in Head],
+    }
+
+
+def _flat(rollout: Rollout) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name, value in rollout._asdict().items():
+        if isinstance(value, Tensor):
+            found[name] = value
+        elif name == "seen":
+            found |= {f"features/{part}": x for part, x in value.features._asdict().items()}
+            found |= {f"seen/{part}": x for part, x in value._asdict().items() if part != "features"}
+        else:
+            found |= {f"{name}/{part}": x for part, x in value._asdict().items()}
+    return found

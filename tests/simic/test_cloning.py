@@ -1,0 +1,91 @@
+"""A controller can learn from what others did, and episodes survive a file."""
+
+import pytest
+import torch
+
+from esper.leyline.actions import Head, Op
+from esper.leyline.errors import EsperError, FileError
+from esper.simic import CollectConfig, Learner, PPOConfig, RewardConfig
+from esper.simic.cloning import CloneConfig, _lives, clone, load_episodes, save_episodes
+from esper.simic.play import play
+from esper.simic.ppo import sequences
+from esper.simic.rollout import Collector, record
+from esper.tamiyo import Controller, ControllerConfig
+from esper.tamiyo.policies import Heuristic, Learned, Never
+from small_fleets import controller_for, make_env
+
+
+def recorded(horizon: int = 12, hosts: int = 12):
+    env = make_env("mlp", hosts, episode=12, rng_seed=4)
+    fleets = Collector([env], controller_for(), CollectConfig(horizon=horizon))
+    fleets.begin(0.02)
+    return record(fleets, [Heuristic(blueprint="mlp", tempo=3)], 0.02, RewardConfig())
+
+
+@pytest.mark.slow
+def test_a_clone_does_what_the_heuristic_did():
+    rollout = recorded()
+    assert (rollout.choice.action[..., Head.OP] == Op.GERMINATE).any()
+    controller = Controller(ControllerConfig(hidden=32, slot_hidden=16), rng_seed=1)
+    reports = list(clone(controller, [rollout], CloneConfig(lr=3e-3, epochs=80)))
+    assert reports[-1].held_out_loss < 0.3 * reports[0].held_out_loss
+    assert reports[-1].likelihood["op"] > 0.9
+    outcomes = {
+        policy.name: play(make_env("mlp", 12, episode=12, rng_seed=9), policy, rent=0.02)
+        for policy in (Heuristic(blueprint="mlp", tempo=3), Learned(controller, greedy=True), Never())
+    }
+    grown = {name: outcome.growth.mean().item() for name, outcome in outcomes.items()}
+    assert grown["learned"] == pytest.approx(grown["heuristic"], rel=0.3)
+    assert grown["never"] == 0
+    difference = outcomes["learned"].objective - outcomes["heuristic"].objective
+    assert abs(difference.mean()) <= 1.96 * difference.std() / 12**0.5 + 0.02
+
+
+def test_an_anchor_holds_a_policy_back():
+    """The same misleading rewards; with an anchor the policy strays less from where it came from."""
+    rollout = recorded(horizon=6, hosts=6)
+    strayed = {}
+    for coefficient in (0.0, 5.0):
+        controller, start = controller_for(), controller_for()
+        learner = Learner(controller, PPOConfig(anchor_coef=coefficient, epochs=8, lr=3e-3), anchor=start)
+        lives = _lives(controller, rollout)
+        seen = (lives.seen, lives.memory, lives.old.action)
+        with torch.no_grad():
+            known = rollout._replace(choice=rollout.choice._replace(log_probs=_unrolled(rollout, start)))
+        learner.update(
+            known._replace(reward=torch.randn(known.reward.shape, generator=torch.Generator().manual_seed(1)))
+        )
+        with torch.no_grad():
+            strayed[coefficient] = (controller.judge(*seen).log_probs - start.judge(*seen).log_probs).abs().mean()
+    assert 0 < strayed[5.0] < 0.7 * strayed[0.0]
+
+
+def _unrolled(rollout, controller):
+    """What a controller would have thought of every decision, in the order of the rollout."""
+    lives, (t, n, valid) = _lives(controller, rollout), sequences(rollout, whole=True)
+    found = torch.zeros_like(rollout.choice.log_probs)
+    found[t[valid], n[valid]] = controller.judge(lives.seen, lives.memory, lives.old.action).log_probs[valid]
+    return found
+
+
+def test_episodes_survive_a_file(tmp_path):
+    rollout = recorded(horizon=4, hosts=3)
+    save_episodes(tmp_path / "episodes.safetensors", rollout, "heuristic")
+    again, policy = load_episodes(tmp_path / "episodes.safetensors")
+    assert policy == "heuristic"
+    for a, b in zip(torch.utils._pytree.tree_leaves(rollout), torch.utils._pytree.tree_leaves(again), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(FileError, match="there is no file"):
+        load_episodes(tmp_path / "none")
+    (tmp_path / "bad").write_bytes(b"pickle")
+    with pytest.raises(FileError, match="damaged"):
+        load_episodes(tmp_path / "bad")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"held_out": 1.0}, "held_out must lie strictly between"), ({"epochs": 0}, "epochs must be positive")],
+)
+def test_impossible_configs_are_refused(options, message):
+    with pytest.raises(EsperError, match=message):
+        CloneConfig(**options)
