@@ -42,6 +42,20 @@ def test_value_clipping_takes_the_worse_of_both(lives):
     assert clipped.item() == pytest.approx(0.5 * 4.0 * lives.valid.sum().item(), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "moves"), [(1.5, 1.0, False), (1.5, -1.0, True), (0.5, -1.0, False), (0.5, 1.0, True)]
+)
+def test_beyond_the_clip_range_nothing_more_is_gained(lives, ratio, advantage, moves):
+    """Further in the direction that paid: no gradient. Back from where it did not: the full one."""
+    lives, controller = lives
+    new = controller.judge(lives.seen, lives.memory, lives.old.action).log_probs.detach()
+    shifted = lives.old._replace(log_probs=new - torch.tensor(ratio).log())
+    lives = lives._replace(old=shifted, advantage=torch.full_like(lives.advantage, advantage))
+    controller.zero_grad()
+    losses(controller, lives, PPOConfig()).policy.sum().backward()
+    assert any(p.grad.any() for p in controller.op.parameters()) == moves
+
+
 def test_a_rare_head_gets_the_same_entropy_gradient_as_a_busy_one(lives):
     """The same germinations among few or many other decisions."""
     lives, controller = lives

@@ -29,7 +29,10 @@ def test_replay_gives_back_what_was_stored_while_acting(collector, recurrent):
 
 def test_every_decision_is_in_exactly_one_sequence(collector):
     controller = controller_for()
-    rollout = collect(collector(controller), controller, 0.0, RewardConfig())
+    fleets = collector(controller)
+    collect(fleets, controller, 0.0, RewardConfig())
+    rollout = collect(fleets, controller, 0.0, RewardConfig())
+    assert not rollout.start[0].all(), "some lives go on from the rollout before"
     t, n, valid = sequences(rollout, whole=True)
     seen = torch.zeros_like(rollout.ended, dtype=torch.long)
     seen.index_put_((t[valid], n[valid]), torch.ones(int(valid.sum()), dtype=torch.long), accumulate=True)

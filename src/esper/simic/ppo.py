@@ -173,7 +173,7 @@ def losses(controller: Controller, lives: Lives, config: PPOConfig) -> Losses:
     counts = relevant(lives.old.action[..., Head.OP]) & lives.valid[..., None]  # L Q H
     log_ratio = (new.log_probs - lives.old.log_probs).where(counts, 0.0)
     ratio = log_ratio.exp()
-    advantage = lives.advantage.where(lives.valid, 0.0)[..., None]
+    advantage = lives.advantage[..., None]
     bounded = ratio.clamp(1 - config.clip, 1 + config.clip)
     gain = torch.minimum(ratio * advantage, bounded * advantage)
     away = (lives.anchor - new.log_probs).where(counts, 0.0)
