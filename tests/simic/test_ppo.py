@@ -88,6 +88,19 @@ def test_adding_irrelevant_decisions_changes_no_heads_policy_loss(lives):
     assert means[0][Head.ALPHA_SPEED] == 0
 
 
+def test_minibatches_without_a_heads_decisions_do_not_dilute_what_is_reported_of_it(collector):
+    """A policy that hardly moves: many small minibatches say what one large one says."""
+    controller = controller_for()
+    rollout = collect(collector(controller), controller, 0.0, RewardConfig())
+    action = rollout.choice.action.clone()
+    action[..., Head.OP] = Op.WAIT
+    action[0, 0, Head.OP] = Op.GERMINATE
+    rollout = rollout._replace(choice=rollout.choice._replace(action=action))
+    found = [Learner(controller_for(), PPOConfig(lr=1e-9, epochs=1, minibatches=m)).update(rollout) for m in (1, 6)]
+    assert found[0].samples[Head.BLUEPRINT] == found[1].samples[Head.BLUEPRINT] == 1
+    torch.testing.assert_close(found[0].losses.entropy, found[1].losses.entropy, rtol=1e-4, atol=1e-4)
+
+
 def test_the_loss_is_policy_plus_value_minus_entropy(lives):
     lives, controller = lives
     found, over = losses(controller, lives, PPOConfig()), totals(lives)

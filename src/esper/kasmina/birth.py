@@ -1,7 +1,6 @@
 """Initial weights from keys: the same for a host whether it is born alone or among a thousand."""
 
 from collections.abc import Callable
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -9,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from esper.kasmina.layers import Layer
-from esper.leyline.rng import isolated, key, uniform_at
+from esper.leyline.rng import code, isolated, key, uniform_at
 
 Stacked = dict[str, Tensor]
 
@@ -36,7 +35,7 @@ class Nursery:
         sizes = [shape.numel() for shape in self.shapes.values()]
         owner = np.repeat(np.arange(len(sizes)), sizes)
         index = np.concatenate([np.arange(size) for size in sizes] or [np.zeros(0, np.int64)])
-        names = np.array([crc32(name.encode()) for name in bounds], dtype=np.int64)
+        names = np.array([code(name) for name in bounds], dtype=np.int64)
         bound = np.array(list(bounds.values()), dtype=np.float64)[owner] if sizes else np.zeros(0)
         self.names, self.owner, self.index, self.bound = (
             torch.from_numpy(x).to(device) for x in (names, owner, index, bound)

@@ -41,11 +41,16 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 31 & (1 << 33) - 1)
 
 
+def code(name: str) -> int:
+    """The number that a string stands for in a key: its CRC-32."""
+    return crc32(name.encode())
+
+
 def key(parent: Int[Tensor, "*N"] | int, *parts: Int[Tensor, "..."] | int | str) -> Tensor:
-    """The key of a draw: `key(host, Purpose.SHUFFLE, epoch)`. Strings stand for their CRC-32."""
+    """The key of a draw: `key(host, Purpose.SHUFFLE, epoch)`."""
     x = _mix(torch.as_tensor(parent, dtype=torch.int64) + _GOLDEN)
     for part in parts:
-        number = crc32(part.encode()) if isinstance(part, str) else part
+        number = code(part) if isinstance(part, str) else part
         x = _mix((x ^ number) + _GOLDEN)
     return x
 

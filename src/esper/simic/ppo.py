@@ -295,8 +295,18 @@ class Learner:
             if stopped:
                 break
         self.updates += 1
-        means = Losses(*(torch.stack(x).mean(0) for x in zip(*found, strict=True)))
-        means = means._replace(
+        counted = torch.stack(samples)
+        share = counted / counted.sum(0).clamp(min=1)  # a minibatch without a head's decisions says nothing of it
+        policy, entropy, kl, beyond, anchor = (
+            (torch.stack(x) * share).sum(0) for x in list(zip(*found, strict=True))[:5]
+        )
+        means = Losses(
+            policy,
+            entropy,
+            kl,
+            beyond,
+            anchor,
+            value=torch.stack([f.value for f in found]).mean(),
             ratio_min=torch.stack([f.ratio_min for f in found]).amin(0),
             ratio_max=torch.stack([f.ratio_max for f in found]).amax(0),
         )
@@ -304,7 +314,7 @@ class Learner:
         epochs = -(-len(found) // min(config.minibatches, lives.valid.shape[1]))
         return Learned(
             losses=means,
-            samples=torch.stack(samples).sum(0) / epochs,
+            samples=counted.sum(0) / epochs,
             advantage_mean=compared.mean(),
             advantage_std=compared.std(),
             returns=returns,

@@ -12,9 +12,8 @@ from esper.leyline.errors import EsperError
 from esper.leyline.rng import Purpose, key, uniform
 from esper.leyline.state import Signals
 from esper.simic.rewards import RewardConfig, objective, reward
-from esper.tamiyo.features import Features, History, View, features, no_history, remember
-from esper.tamiyo.masks import affordable, within_budget
-from esper.tamiyo.network import Choice, Controller, Memory, Observation, describe, num_draws
+from esper.tamiyo.features import Features, History, View, no_history, remember
+from esper.tamiyo.network import Choice, Controller, Memory, Observation, describe, look, num_draws
 from esper.tamiyo.policies import Policy, draws
 from esper.tolaria import FleetEnv
 
@@ -123,15 +122,14 @@ class Collector:
         joined = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
         return Observation(Features(joined[0], joined[1]), joined[2], joined[3], self.blueprints)
 
+    def view(self, env: FleetEnv, live: Live) -> View:
+        return View(live.signals, live.history, env.setting, live.rent, torch.full_like(live.rent, self.config.budget))
+
     def _observe(self, env: FleetEnv, live: Live, telemetry: bool) -> tuple[Tensor, ...]:
-        signals = live.signals
-        budget = torch.full_like(live.rent, self.config.budget)
-        seen = features(View(signals, live.history, env.setting, live.rent, budget), telemetry)
-        paid = affordable(signals.growth, budget, env.setting.seed_parameters)
-        legal = within_budget(signals.legal, paid)
+        features, legal, paid = look(self.view(env, live), telemetry)
         return (
-            seen.host,
-            self._padded(seen.slots, 0.0, (self.num_slots,), 1),
+            features.host,
+            self._padded(features.slots, 0.0, (self.num_slots,), 1),
             self._padded(legal, False, (self.num_slots,), 2),
             self._padded(paid, False, (self.num_slots, self.num_blueprints), 1),
         )
@@ -169,9 +167,7 @@ def record(fleets: Collector, policies: Sequence[Policy], rent: float, rewards: 
         actions = []
         numbers = fleets.draws().split(fleets.sizes)
         for policy, env, live, random in zip(policies, fleets.envs, fleets.lives, numbers, strict=True):
-            budget = torch.full_like(live.rent, fleets.config.budget)
-            view = View(live.signals, live.history, env.setting, live.rent, budget)
-            actions.append(policy.decide(view, live.fresh, random[:, : draws(env.setting)]))
+            actions.append(policy.decide(fleets.view(env, live), live.fresh, random[:, : draws(env.setting)]))
         action = torch.cat(actions)
         certain = torch.zeros_like(action, dtype=torch.float32)
         return Choice(action, certain, certain, nothing)

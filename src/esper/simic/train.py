@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,76 +65,57 @@ def summarize(
     update: int, rollout: Rollout, normalized: Tensor, learned: Learned, rent: float, seconds: dict[str, float]
 ) -> UpdateReport:
     """Numbers for people, read from the device once."""
-    ended = rollout.ended
-    lives = ended.sum()
-    sums = [x.where(ended, 0.0).sum() / lives for x in (rollout.objective, rollout.score, rollout.growth)]
-    values, returns = rollout.choice.value, learned.returns
-    explained = 1 - (returns - values).var() / returns.var()
+    ended, values, returns, found = rollout.ended, rollout.choice.value, learned.returns, learned.losses
+    at_end = {name: getattr(rollout, name).where(ended, 0.0).sum() for name in ("objective", "score", "growth")}
+    numbers = {
+        "episodes": ended.sum(),
+        "sick": rollout.sick.sum(),
+        **at_end,
+        "reward": rollout.reward.mean(),
+        "reward_normalized": normalized.mean(),
+        "returns": returns.mean(),
+        "advantage_mean": learned.advantage_mean,
+        "advantage_std": learned.advantage_std,
+        "policy_loss": found.policy.sum(),
+        "value_loss": found.value,
+        "entropy": found.entropy.mean(),
+        "kl": found.kl.sum(),
+        "explained_variance": 1 - (returns - values).var() / returns.var(),
+        "gradient": learned.gradient,
+        "gradient_clipped": learned.gradient_clipped,
+    }
+    by_head = (found.kl, found.clipped, found.entropy, found.ratio_min, found.ratio_max)
+    rows = torch.stack([learned.samples, learned.head_gradients, *by_head], 1)  # H 7
     ops = torch.bincount(rollout.choice.action[..., Head.OP].flatten(), minlength=len(Op))
-    found = learned.losses
-    row = torch.stack([found.kl, found.clipped, found.entropy, found.ratio_min, found.ratio_max, learned.samples])
-    scalars = torch.stack(
-        [
-            lives.double(),
-            rollout.sick.sum().double(),
-            *(x.double() for x in sums),
-            rollout.reward.mean().double(),
-            normalized.mean().double(),
-            returns.mean().double(),
-            learned.advantage_mean.double(),
-            learned.advantage_std.double(),
-            found.policy.sum().double(),
-            found.value.double(),
-            found.entropy.mean().double(),
-            found.kl.sum().double(),
-            explained.double(),
-            learned.gradient.double(),
-            learned.gradient_clipped.double(),
-        ]
-    )
-    numbers = torch.cat([scalars, row.flatten().double(), learned.head_gradients.double(), ops.double()]).cpu()
-    (count, sick, j, score, growth, *rest), numbers = numbers[:17].tolist(), numbers[17:]
-    per_head, gradients, ops = numbers[:48].view(6, 8), numbers[48:56].tolist(), numbers[56:].long().tolist()
-    shrink = rest[-1] / max(rest[-2], 1e-12)
-    heads = []
-    for head in Head:
-        kl, clipped, entropy, low, high, samples = per_head[:, head].tolist()
-        known = samples > 0
-        heads.append(
-            HeadReport(
-                head.name.lower(),
-                round(samples),
-                *((kl, clipped, entropy, low, high) if known else (None,) * 5),
-                gradient=gradients[head],
-                gradient_clipped=gradients[head] * shrink,
-            )
-        )
-    some = count > 0
+    scalars, heads, counts = _read(torch.stack([x.double() for x in numbers.values()]), rows, ops)
+    plain: dict[str, Any] = dict(zip(numbers, scalars, strict=True))
+    lives = round(plain["episodes"])
+    plain |= {name: plain[name] / lives if lives else None for name in at_end}
+    plain |= {"episodes": lives, "sick": round(plain["sick"])}
+    kept = plain["gradient_clipped"] / max(plain["gradient"], 1e-12)
     return UpdateReport(
+        **plain,
         update=update,
         decisions=ended.numel(),
-        episodes=int(count),
-        sick=int(sick),
-        objective=j if some else None,
-        score=score if some else None,
-        growth=growth if some else None,
         rent=rent,
-        reward=rest[0],
-        reward_normalized=rest[1],
-        returns=rest[2],
-        advantage_mean=rest[3],
-        advantage_std=rest[4],
-        policy_loss=rest[5],
-        value_loss=rest[6],
-        entropy=rest[7],
-        kl=rest[8],
-        explained_variance=rest[9],
-        gradient=rest[10],
-        gradient_clipped=rest[11],
         epochs=learned.epochs,
         steps=learned.steps,
         stopped=learned.stopped,
-        heads=tuple(heads),
-        ops={op.name: n for op, n in zip(Op, ops, strict=True)},
+        heads=tuple(_head_report(head, row, kept) for head, row in zip(Head, heads, strict=True)),
+        ops={op.name: round(count) for op, count in zip(Op, counts, strict=True)},
         seconds=seconds,
     )
+
+
+def _read(*tensors: Tensor) -> list[Any]:
+    """Nested lists of all these, in one transfer."""
+    flat = torch.cat([x.double().flatten() for x in tensors]).cpu()
+    parts = flat.split([x.numel() for x in tensors])
+    return [part.view(x.shape).tolist() for part, x in zip(parts, tensors, strict=True)]
+
+
+def _head_report(head: Head, row: list[float], kept: float) -> HeadReport:
+    """Of a head that nobody listened to, nothing is known."""
+    samples, gradient, *measured = row
+    known = measured if samples else [None] * len(measured)
+    return HeadReport(head.name.lower(), round(samples), *known, gradient=gradient, gradient_clipped=gradient * kept)

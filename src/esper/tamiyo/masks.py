@@ -1,17 +1,23 @@
 """What may be chosen: legality from the lifecycle's tables, blueprints within the budget."""
 
+from functools import cache
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from esper.leyline.actions import Head, Op
 
-LISTENS = tuple(tuple(head in op.heads for head in Head) for op in Op)
+
+@cache
+def _listens(device: torch.device) -> Bool[Tensor, "O H"]:
+    """Leyline's table on a device, copied there once."""
+    return torch.tensor([[head in op.heads for head in Head] for op in Op], device=device)
 
 
 def relevant(ops: Int[Tensor, "*N"]) -> Bool[Tensor, "*N H"]:
     """The heads that the chosen op listens to."""
-    return torch.tensor(LISTENS, device=ops.device)[ops]
+    return _listens(ops.device)[ops]
 
 
 def affordable(

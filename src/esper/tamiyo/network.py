@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from esper.leyline.actions import FIXED_CHOICES, Head, Op
 from esper.leyline.errors import EsperError
-from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, Features, width
+from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, Features, View, features, width
 from esper.tamiyo.heads import chosen, entropy, masked, sample
+from esper.tamiyo.masks import affordable, within_budget
 
 TAIL = (Head.STYLE, Head.TEMPO, Head.ALPHA_TARGET, Head.ALPHA_SPEED, Head.ALPHA_CURVE)
 """The heads whose choices are the same for every host."""
@@ -59,6 +60,12 @@ class Observation(NamedTuple):
     affordable: Bool[Tensor, "*N S K"]
     blueprints: Float[Tensor, "*N S K D"]
     """Descriptors of what could be planted where."""
+
+
+def look(view: View, telemetry: bool) -> tuple[Features, Bool[Tensor, "N O S"], Bool[Tensor, "N S K"]]:
+    """What there is to see of one fleet: its features, what is legal within its budget, and what is affordable."""
+    paid = affordable(view.signals.growth, view.budget, view.setting.seed_parameters)
+    return features(view, telemetry), within_budget(view.signals.legal, paid), paid
 
 
 class Choice(NamedTuple):

@@ -15,10 +15,9 @@ from esper.leyline.actions import ActionSpace, Head, Op
 from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage
 from esper.leyline.state import Setting
-from esper.tamiyo.features import View, features
+from esper.tamiyo.features import View
 from esper.tamiyo.heads import masked, sample
-from esper.tamiyo.masks import affordable, within_budget
-from esper.tamiyo.network import Controller, Memory, Observation, describe, num_draws
+from esper.tamiyo.network import Controller, Memory, Observation, describe, look, num_draws
 
 
 @runtime_checkable
@@ -217,14 +216,10 @@ class Learned:
         self.memory = Memory(
             *(torch.where(fresh[:, None], new, old) for new, old in zip(blank, self.memory, strict=True))
         )
-        paid = affordable(view.signals.growth, view.budget, view.setting.seed_parameters)
-        seen = features(view, self.controller.config.telemetry)
-        legal = within_budget(view.signals.legal, paid)
+        seen = Observation(*look(view, self.controller.config.telemetry), self.blueprints)
         even = torch.full_like(uniform, 0.5) if self.greedy else uniform
         with torch.no_grad():
-            choice, self.memory = self.controller.act(
-                Observation(seen, legal, paid, self.blueprints), self.memory, even
-            )
+            choice, self.memory = self.controller.act(seen, self.memory, even)
         return choice.action
 
 

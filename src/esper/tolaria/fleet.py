@@ -104,7 +104,7 @@ class Fleet:
         ]
         return torch.tensor(grid, device=self.device)
 
-    def sum_of_seeds(self, table: Int[Tensor, "S K G"], state: SlotState) -> Int[Tensor, "N S"]:
+    def seeds_in_slots(self, table: Int[Tensor, "S K G"], state: SlotState) -> Int[Tensor, "N S"]:
         """Each slot's entry in such a table; 0 where there is no seed."""
         slot = torch.arange(len(self.slots), device=self.device)
         value = table[slot, state.blueprint.clamp(min=0), state.graft]
@@ -123,12 +123,12 @@ class Fleet:
 
     def growth(self, state: SlotState) -> Float[Tensor, " N"]:
         """Parameters of all seeds, silent ones too, over those of the bare host."""
-        return self.sum_of_seeds(self.seed_sizes, state).sum(1) / self.trunk.layout.num_parameters
+        return self.seeds_in_slots(self.seed_sizes, state).sum(1) / self.trunk.layout.num_parameters
 
     def flops(self) -> Int[Tensor, " N"]:
         """What this epoch cost each host, its share of silent lessons and of counterfactuals included."""
         seeds, loud, silent = (
-            self.sum_of_seeds(self.seed_flops, self.state),
+            self.seeds_in_slots(self.seed_flops, self.state),
             speaking(self.state),
             incubating(self.state),
         )

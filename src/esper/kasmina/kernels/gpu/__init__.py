@@ -1,0 +1,29 @@
+"""The same on CUDA devices, in Triton. Only channels and kernel sizes are compiled in; all else is an argument.
+
+Sums run in single precision and in a fixed order, so that a result does not change from run to run.
+"""
+
+from esper.kasmina.kernels.gpu.conv import conv, conv_for_input, conv_for_weight
+from esper.kasmina.kernels.gpu.depthwise import depthwise, depthwise_for_input, depthwise_for_weight
+from esper.kasmina.kernels.gpu.grafts import delta, delta_backward
+from esper.kasmina.kernels.gpu.launch import compiling, launch
+from esper.kasmina.kernels.gpu.norm import fits, norm, norm_backward
+from esper.kasmina.kernels.gpu.pool import pool, pool_backward
+
+__all__ = [
+    "compiling",
+    "conv",
+    "conv_for_input",
+    "conv_for_weight",
+    "delta",
+    "delta_backward",
+    "depthwise",
+    "depthwise_for_input",
+    "depthwise_for_weight",
+    "fits",
+    "launch",
+    "norm",
+    "norm_backward",
+    "pool",
+    "pool_backward",
+]
