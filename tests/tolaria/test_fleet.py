@@ -152,7 +152,11 @@ def test_room_grows_at_once_and_shrinks_later():
     assert room("echoes", 3, 1 / 32) == 24, "it was needed since the last time"
     for _ in range(3):
         room.grow_older()
-    assert room("echoes", 3, 1 / 32) == 4
+    assert room("echoes", 3, 1 / 32) == 8, "twice what was needed"
+    room("echoes", 5, 1 / 32)
+    for _ in range(6):
+        room.grow_older()
+    assert room("echoes", 3, 1 / 32) == 8, "a little too large is no reason to record anew"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this device can record")

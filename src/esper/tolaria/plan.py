@@ -21,7 +21,7 @@ class Kind(NamedTuple):
 
 Padding = Callable[[Hashable, int, float], int]
 """How many rows to run for so many real ones of something, of which a share of the hosts is likely."""
-SHARES = {"seeds": 1 / 8, "incubators": 1 / 4, "counterfactuals": 1 / 2, "echoes": 1 / 32}
+SHARES = {"seeds": 1 / 8, "incubators": 1 / 4, "counterfactuals": 1 / 2, "echoes": 1 / 16}
 
 
 class Rows(NamedTuple):
@@ -90,11 +90,11 @@ def exact(what: Hashable, count: int, share: float) -> int:
 
 
 class Roomy:
-    """Room to spare, so that births and deaths rarely change a shape. It grows when it must; now and then, all of it is
-    fitted to what was needed since the last time."""
+    """Room to spare, so that births and deaths rarely change a shape. It grows when it must; now and then, and ever more
+    rarely, what was by far too large since the last time is made smaller."""
 
     def __init__(self, num_hosts: int, epochs: int = 25) -> None:
-        self.num_hosts, self.epochs, self.age = num_hosts, epochs, 0
+        self.num_hosts, self.next_fit, self.age = num_hosts, epochs, 0
         self.rooms: dict[Hashable, int] = {}
         self.needed: dict[Hashable, int] = {}
 
@@ -112,9 +112,9 @@ class Roomy:
     def grow_older(self) -> None:
         """An epoch has passed."""
         self.age += 1
-        if self.age % self.epochs == 0:
-            self.rooms = {what: self.fit(count) for what, count in self.needed.items()}
-            self.needed = {}
+        if self.age == self.next_fit:
+            self.rooms = {what: min(self.rooms[what], self.fit(2 * count)) for what, count in self.needed.items()}
+            self.next_fit, self.needed = 2 * self.age, {}
 
 
 def power_of_two(count: int) -> int:
