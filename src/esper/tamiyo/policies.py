@@ -94,6 +94,9 @@ class FixedPlan(Rule):
     def __init__(self, plan: Sequence[Planned], name: str = "plan") -> None:
         self.plan, self.name = sorted(plan, key=lambda line: line.decision), name
 
+    def __str__(self) -> str:
+        return "; ".join(f"{line.decision}: {' '.join(map(str, line.action.values()))}" for line in self.plan)
+
     def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
         super().begin(setting, num_hosts, device)
         self.actions = torch.tensor([_action(self.space, line.action) for line in self.plan], device=device)
@@ -221,6 +224,29 @@ class Learned:
         with torch.no_grad():
             choice, self.memory = self.controller.act(seen, self.memory, even)
         return choice.action
+
+
+class SideBySide:
+    """Several policies on one fleet: host n is played by the policy numbered n modulo their count.
+
+    With groups of that size, every policy gets a host of the same weights and the same batches.
+    """
+
+    name = "side by side"
+
+    def __init__(self, policies: Sequence[Policy]) -> None:
+        if not policies:
+            raise EsperError("policies must hold at least one")
+        self.policies = list(policies)
+
+    def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
+        for policy in self.policies:
+            policy.begin(setting, num_hosts, device)
+
+    def decide(self, view: View, fresh: Bool[Tensor, " N"], uniform: Float[Tensor, "N A"]) -> Int[Tensor, "N H"]:
+        actions = torch.stack([policy.decide(view, fresh, uniform) for policy in self.policies])
+        hosts = torch.arange(len(fresh), device=fresh.device)
+        return actions[hosts % len(self.policies), hosts]
 
 
 def _action(space: ActionSpace, written: Mapping[str, object]) -> tuple[int, ...]:

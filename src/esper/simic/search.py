@@ -1,0 +1,65 @@
+"""Plans written by chance, and policies compared host by host."""
+
+import random
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor
+
+from esper.leyline.actions import ALPHA_TARGETS, STYLES, TEMPOS
+from esper.leyline.errors import EsperError
+from esper.leyline.state import Setting
+from esper.simic.play import Outcome, play
+from esper.tamiyo.policies import FixedPlan, Planned, Policy, SideBySide
+from esper.tolaria import FleetEnv
+
+
+def single_plans(setting: Setting, decisions: Sequence[int]) -> list[FixedPlan]:
+    """Every blueprint in every slot at each of these times, alone."""
+    return [
+        FixedPlan([Planned(decision, {"op": "GERMINATE", "slot": slot, "blueprint": name})])
+        for decision in decisions
+        for slot in setting.space.slots
+        for name in setting.space.blueprints
+    ]
+
+
+def random_plans(setting: Setting, count: int, rng_seed: int = 0) -> list[FixedPlan]:
+    """Seeds of any kind in some slots, from the beginning or later in the first half; half of them hurried on."""
+    if count < 1:
+        raise EsperError(f"count must be at least 1, not {count}")
+    generator = random.Random(rng_seed)
+    return [FixedPlan(_random_plan(setting, generator)) for _ in range(count)]
+
+
+def _random_plan(setting: Setting, generator: random.Random) -> list[Planned]:
+    lines = []
+    for slot in generator.sample(setting.space.slots, generator.randint(1, len(setting.space.slots))):
+        decision = generator.choice((0, generator.randrange(max(setting.episode // 2, 1))))
+        seed = {
+            "op": "GERMINATE",
+            "slot": slot,
+            "blueprint": generator.choice(setting.space.blueprints),
+            "style": generator.choice(list(STYLES)),
+            "tempo": generator.choice(list(TEMPOS)),
+            "alpha_target": generator.choice(list(ALPHA_TARGETS)),
+        }
+        lines.append(Planned(decision, seed))
+        if generator.random() < 0.5:
+            lines.append(Planned(decision + 2, {"op": "ADVANCE", "slot": slot}))
+    return lines
+
+
+def compare(env: FleetEnv, policies: Sequence[Policy], rent: float, rng_seed: int = 0) -> list[Outcome]:
+    """One life under each policy, for hosts of the same weights and batches: outcomes over groups, (N / policies)."""
+    if env.config.group != len(policies):
+        raise EsperError(f"the env's group ({env.config.group}) must be the number of policies, {len(policies)}")
+    outcome = play(env, SideBySide(policies), rent, rng_seed)
+    return [Outcome(*(x.view(-1, len(policies))[:, i] for x in outcome)) for i in range(len(policies))]
+
+
+def best_plan(env: FleetEnv, plans: Sequence[FixedPlan], rent: float) -> tuple[FixedPlan, Float[Tensor, " P"]]:
+    """The plan with the highest mean J on this env's hosts, and the means of all."""
+    means = [outcome.objective.mean().item() for outcome in compare(env, plans, rent)]
+    best = max(range(len(plans)), key=means.__getitem__)
+    return plans[best], Tensor(means)
