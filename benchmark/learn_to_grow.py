@@ -93,7 +93,11 @@ def payoffs(x: Experiment) -> None:
     top = [Never(), *(policies[i] for i in order[:7])]
     for policy, o in zip(top, compare(env_for(x, 8 * x.scored, 8, SCORE), top, x.rent), strict=True):
         text = str(policy) if isinstance(policy, FixedPlan) else policy.name
-        say(fresh=text, J=round(o.objective.mean().item(), 4), se=round((o.objective.std() / len(o.objective) ** 0.5).item(), 4))
+        say(
+            fresh=text,
+            J=round(o.objective.mean().item(), 4),
+            se=round((o.objective.std() / len(o.objective) ** 0.5).item(), 4),
+        )
 
 
 def learn(x: Experiment) -> None:
@@ -144,7 +148,12 @@ def imitate(x: Experiment, controller: Controller, plans: list[FixedPlan]) -> No
 
 def score(x: Experiment, controller: Controller, plan: FixedPlan, trained: float) -> None:
     policies = [
-        Never(), RandomLegal(), Heuristic(), plan, Learned(controller), Learned(controller, greedy=True, name="greedy")
+        Never(),
+        RandomLegal(),
+        Heuristic(),
+        plan,
+        Learned(controller),
+        Learned(controller, greedy=True, name="greedy"),
     ]
     names = ["never", "random", "heuristic", "best plan", "learned", "learned, greedy"]
     found = compare(env_for(x, len(policies) * x.scored, len(policies), SCORE + x.seed), policies, x.rent)
@@ -170,7 +179,6 @@ def score(x: Experiment, controller: Controller, plan: FixedPlan, trained: float
 if __name__ == "__main__":
     asked = tyro.cli(Experiment)
     if asked.quick:
-        small = dict(hosts=8, group=4, updates=2, plans=3, searched=2, scored=2, episode=8)
-        asked = replace(asked, **small)
+        asked = replace(asked, hosts=8, group=4, updates=2, plans=3, searched=2, scored=2, episode=8)
     print(json.dumps(asdict(asked)), file=sys.stderr)
     (payoffs if asked.map else learn)(asked)

@@ -160,5 +160,7 @@ def test_more_entropy_coefficient_means_more_entropy():
             rollout = toy.play(controller, update)
             expected = rollout._replace(reward=rollout.choice.value)
             learner.update(expected)
-        spread[coefficient] = toy.play(controller, 1).choice.entropy[..., Head.OP].mean()
+        played = toy.play(controller, 1)
+        judged = controller.judge(played.seen, played.memory, played.choice.action)
+        spread[coefficient] = judged.entropy[..., Head.OP].mean()
     assert spread[0.1] > spread[0.0] + 0.01

@@ -39,6 +39,13 @@ def act(observation, uniform=None, controller=CONTROLLER):
         return controller.act(observation, controller.blank(hosts, torch.device("cpu")), uniform)[0]
 
 
+def judge(observation, choice, controller=CONTROLLER):
+    """The same decisions, as sequences of one."""
+    one = Observation(Features(*(x[None] for x in observation.features)), *(x[None] for x in observation[1:]))
+    with torch.no_grad():
+        return controller.judge(one, controller.blank(len(choice.value), torch.device("cpu")), choice.action[None])
+
+
 def permuted(observation: Observation, slots=None, blueprints=None) -> Observation:
     f, legal, paid, described = observation
     if slots is not None:
@@ -58,13 +65,12 @@ def log_probs(observation: Observation, op: Op, slot: int):
     one = Observation(Features(*(x[None] for x in observation.features)), *(x[None] for x in observation[1:]))
     hosts = len(observation.legal)
     with torch.no_grad():
-        x, slots, _ = CONTROLLER.remember(
-            one.features, one.legal[..., Op.WAIT, :], CONTROLLER.blank(hosts, torch.device("cpu"))
-        )
+        x, slots = CONTROLLER.read(one.features, one.exists)
+        x = CONTROLLER.remember(x, CONTROLLER.blank(hosts, torch.device("cpu")))
         ops = torch.full((1, hosts), int(op))
         where, _ = CONTROLLER.slot_log_probs(x, slots, one.legal, ops)
-        rest = CONTROLLER.rest_log_probs(x, slots, one, ops, torch.full((1, hosts), slot))
-    return where[0], rest[0][1][0], CONTROLLER.value(x)[0, :, 0]
+        (what, _), _ = CONTROLLER.rest_log_probs(x, slots, one, ops, torch.full((1, hosts), slot))
+    return where[0], what[0], CONTROLLER.value(x)[0, :, 0]
 
 
 def test_permuting_slots_permutes_their_probabilities_and_nothing_else():
@@ -105,7 +111,7 @@ def test_padding_changes_nothing():
     torch.testing.assert_close(padded.value, narrow.value)
     assert torch.equal(padded.action, narrow.action)
     torch.testing.assert_close(padded.log_probs, narrow.log_probs)
-    torch.testing.assert_close(padded.entropy, narrow.entropy)
+    torch.testing.assert_close(judge(wide, padded).entropy, judge(observation, narrow).entropy)
 
 
 def test_a_blueprint_registered_after_training_can_be_chosen():

@@ -11,6 +11,7 @@ from rich.table import Table
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, subcommand
 
 from esper.cli.bench_fleet import BenchFleet
+from esper.cli.bench_ppo import BenchPPO
 from esper.cli.bench_precision import BenchPrecision
 from esper.kasmina import blueprint, blueprint_names
 from esper.leyline.specs import Stream
@@ -23,6 +24,7 @@ class Bench:
 
     what: (
         Annotated[BenchFleet, subcommand("fleet", description=BenchFleet.__doc__)]
+        | Annotated[BenchPPO, subcommand("ppo", description=BenchPPO.__doc__)]
         | Annotated[BenchPrecision, subcommand("precision", description=BenchPrecision.__doc__)]
     )
 

@@ -13,13 +13,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from esper.leyline.actions import FIXED_CHOICES, Head, per_head
+from esper.leyline.actions import Head, per_head
 from esper.leyline.errors import EsperError
 from esper.simic.advantages import against_siblings, gae, standardized
 from esper.simic.rollout import Rollout
 from esper.tamiyo.features import Features
 from esper.tamiyo.masks import relevant
-from esper.tamiyo.network import TAIL, Choice, Controller, Memory, Observation
+from esper.tamiyo.network import TAIL, TAIL_SIZES, Choice, Controller, Memory, Observation
 
 EVEN = {head.name.lower(): 1.0 for head in Head}
 
@@ -261,8 +261,7 @@ class Learner:
             {"params": [p for p in parameters if id(p) not in critic], "weight_decay": 0.0},
             {"params": [p for p in parameters if id(p) in critic], "weight_decay": config.weight_decay},
         ]
-        cuda = parameters[0].is_cuda
-        self.optimizer = torch.optim.AdamW(groups, config.lr, eps=config.adam_eps, fused=cuda, foreach=not cuda)
+        self.optimizer = torch.optim.AdamW(groups, config.lr, eps=config.adam_eps, fused=True)
         self.generator = torch.Generator().manual_seed(rng_seed)
         self.updates = 0
 
@@ -376,6 +375,6 @@ def head_gradients(controller: Controller) -> Float[Tensor, " H"]:
     last = controller.tail[-1]
     assert isinstance(last, nn.Linear)
     assert last.weight.grad is not None
-    for head, rows in zip(TAIL, last.weight.grad.split([len(FIXED_CHOICES[h]) for h in TAIL]), strict=True):
+    for head, rows in zip(TAIL, last.weight.grad.split(TAIL_SIZES), strict=True):
         found[head] = rows.norm()
     return torch.stack([found[head] for head in Head])

@@ -170,7 +170,7 @@ def record(fleets: Collector, policies: Sequence[Policy], rent: float, rewards: 
             actions.append(policy.decide(fleets.view(env, live), live.fresh, random[:, : draws(env.setting)]))
         action = torch.cat(actions)
         certain = torch.zeros_like(action, dtype=torch.float32)
-        return Choice(action, certain, certain, nothing)
+        return Choice(action, certain, nothing)
 
     return _played(fleets, choose, lambda seen: nothing, rent, rewards, telemetry=True)
 

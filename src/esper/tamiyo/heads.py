@@ -26,9 +26,14 @@ def entropy(log_probs: Float[Tensor, "*N C"], mask: Bool[Tensor, "*N C"]) -> Flo
     return torch.where(choices > 1, spread / choices.clamp(min=2).log(), 0.0)
 
 
+def gumbel(uniform: Float[Tensor, "*N C"]) -> Float[Tensor, "*N C"]:
+    """Noise from uniform numbers strictly between 0 and 1: the largest of log-probability plus noise is a sample."""
+    return -torch.log(-torch.log(uniform.float()))
+
+
 def sample(log_probs: Float[Tensor, "*N C"], uniform: Float[Tensor, "*N C"]) -> Int[Tensor, "*N"]:
-    """A choice with these probabilities, by the Gumbel trick from uniform numbers strictly between 0 and 1."""
-    return (log_probs - torch.log(-torch.log(uniform.float()))).argmax(-1)
+    """A choice with these probabilities."""
+    return (log_probs + gumbel(uniform)).argmax(-1)
 
 
 def chosen(log_probs: Float[Tensor, "*N C"], choice: Int[Tensor, "*N"]) -> Float[Tensor, "*N"]:

@@ -5,6 +5,7 @@ their numbers are data; padding rows are never legal and never counted.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,11 +16,12 @@ from torch import Tensor, nn
 from esper.leyline.actions import FIXED_CHOICES, Head, Op
 from esper.leyline.errors import EsperError
 from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, Features, View, features, width
-from esper.tamiyo.heads import chosen, entropy, masked, sample
+from esper.tamiyo.heads import chosen, entropy, gumbel, masked
 from esper.tamiyo.masks import affordable, within_budget
 
 TAIL = (Head.STYLE, Head.TEMPO, Head.ALPHA_TARGET, Head.ALPHA_SPEED, Head.ALPHA_CURVE)
-"""The heads whose choices are the same for every host."""
+"""The heads whose choices are the same for every host; the last ones, so that they can be chosen all at once."""
+TAIL_SIZES = tuple(len(FIXED_CHOICES[head]) for head in TAIL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,11 @@ class Observation(NamedTuple):
     blueprints: Float[Tensor, "*N S K D"]
     """Descriptors of what could be planted where."""
 
+    @property
+    def exists(self) -> Bool[Tensor, "*N S"]:
+        """Slots that are not padding: there, waiting is always legal."""
+        return self.legal[..., Op.WAIT, :]
+
 
 def look(view: View, telemetry: bool) -> tuple[Features, Bool[Tensor, "N O S"], Bool[Tensor, "N S K"]]:
     """What there is to see of one fleet: its features, what is legal within its budget, and what is affordable."""
@@ -69,11 +76,19 @@ def look(view: View, telemetry: bool) -> tuple[Features, Bool[Tensor, "N O S"], 
 
 
 class Choice(NamedTuple):
-    """What was chosen, and how likely each head's choice was."""
+    """What was chosen, how likely each head's choice was, and what was expected."""
 
     action: Int[Tensor, "*N H"]
     log_probs: Float[Tensor, "*N H"]
+    value: Float[Tensor, "*N"]
+
+
+class Judged(NamedTuple):
+    """What is thought of choices that were made before."""
+
+    log_probs: Float[Tensor, "*N H"]
     entropy: Float[Tensor, "*N H"]
+    """Of each head, from 0 to 1."""
     value: Float[Tensor, "*N"]
 
 
@@ -90,8 +105,24 @@ def describe(families: tuple[str, ...], parameters: Float[Tensor, "S K"], flops:
     return torch.cat([one_hot.expand(*parameters.shape, -1), ratios], -1)
 
 
+class Score(nn.Module):
+    """A number for each of several items in a context. The context is looked at once for all of them."""
+
+    def __init__(self, item: int, context: int, hidden: int) -> None:
+        super().__init__()
+        gain = math.sqrt(2)
+        self.item, self.context = _linear(item, hidden, gain), _linear(context, hidden, gain)
+        self.out = _linear(hidden, 1, 0.01)
+
+    def forward(self, items: Float[Tensor, "*N M E"], context: Float[Tensor, "*N C"]) -> Float[Tensor, "*N M"]:
+        return self.out(torch.relu(self.item(items) + self.context(context)[..., None, :]))[..., 0]
+
+
 class Controller(nn.Module):
     """Reads observations, remembers, chooses, and says what it expects."""
+
+    tail_index: Tensor
+    tail_exists: Tensor
 
     def __init__(self, config: ControllerConfig = ControllerConfig(), rng_seed: int = 0) -> None:
         super().__init__()
@@ -100,17 +131,22 @@ class Controller(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng_seed)
             self.slot = _mlp(width(SLOT_FEATURES), s, s)
-            self.trunk = _mlp(width(HOST_FEATURES) + 2 * s, h, h)
+            inputs = width(HOST_FEATURES) + 2 * s
+            first = nn.Sequential(_linear(inputs, h, math.sqrt(2)), nn.ReLU())
+            self.trunk = first if config.recurrent else _mlp(inputs, h, h)
             self.memory = nn.LSTM(h, h) if config.recurrent else None
             self.norm = nn.LayerNorm(h) if config.layer_norm else nn.Identity()
             self.op = _head(h, h // 2, len(Op))
             self.op_code = nn.Embedding(len(Op), s)
-            self.slot_score = _head(h + 2 * s, s, 1)
+            self.slot_score = Score(s, h + s, s)
             self.blueprint = _mlp(DESCRIPTORS, s, s)
-            self.blueprint_score = _head(h + 2 * s, s, 1)
-            self.tail = _head(h + 2 * s, h // 2, sum(len(FIXED_CHOICES[head]) for head in TAIL))
+            self.blueprint_score = Score(s, h + s, s)
+            self.tail = _head(h + 2 * s, h // 2, sum(TAIL_SIZES))
             self.value = _head(h, h // 2, 1, gain=1.0)
             self._init_memory()
+        index, exists = _side_by_side(TAIL_SIZES)
+        self.register_buffer("tail_index", index, persistent=False)
+        self.register_buffer("tail_exists", exists, persistent=False)
 
     def _init_memory(self) -> None:
         if self.memory is None:
@@ -130,19 +166,29 @@ class Controller(nn.Module):
         zeros = torch.zeros(num_hosts, self.config.hidden, device=device)
         return Memory(zeros, zeros)
 
-    def remember(
-        self, features: Features, exists: Bool[Tensor, "T N S"], memory: Memory
-    ) -> tuple[Float[Tensor, "T N M"], Float[Tensor, "T N S E"], Memory]:
-        """Sequences of features, (T, N, ...), from the memory before their first decision."""
+    def read(
+        self, features: Features, exists: Bool[Tensor, "*N S"]
+    ) -> tuple[Float[Tensor, "*N M"], Float[Tensor, "*N S E"]]:
+        """What is made of hosts and slots, before anything is remembered."""
         slots = self.slot(features.slots)
         known = exists[..., None]
         mean = slots.where(known, 0.0).sum(-2) / known.sum(-2).clamp(min=1)
         most = slots.masked_fill(~known, -torch.inf).amax(-2)
-        x = self.trunk(torch.cat([features.host, mean, most], -1))
+        return self.trunk(torch.cat([features.host, mean, most], -1)), slots
+
+    def remember(self, x: Float[Tensor, "T N M"], memory: Memory) -> Float[Tensor, "T N M"]:
+        """Whole sequences, from the memory before their first decision."""
         if self.memory is not None:
-            x, (hidden, cell) = self.memory(x, (memory.hidden[None], memory.cell[None]))
-            memory = Memory(hidden[0], cell[0])
-        return self.norm(x), slots, memory
+            with torch.backends.cudnn.flags(allow_tf32=False):  # acting does not round either
+                x, _ = self.memory(x, (memory.hidden[None], memory.cell[None]))
+        return self.norm(x)
+
+    def remember_one(self, x: Float[Tensor, "N M"], memory: Memory) -> tuple[Float[Tensor, "N M"], Memory]:
+        """One decision more."""
+        if self.memory is not None:
+            memory = Memory(*torch.lstm_cell(x, memory, *self.memory.parameters()))
+            x = memory.hidden
+        return self.norm(x), memory
 
     def op_log_probs(self, x: Tensor, legal: Tensor) -> tuple[Tensor, Tensor]:
         mask = legal.any(-1)
@@ -150,80 +196,76 @@ class Controller(nn.Module):
 
     def slot_log_probs(self, x: Tensor, slots: Tensor, legal: Tensor, op: Tensor) -> tuple[Tensor, Tensor]:
         mask = legal.gather(-2, op[..., None, None].expand(*op.shape, 1, legal.shape[-1]))[..., 0, :]
-        context = torch.cat([x, self.op_code(op)], -1)[..., None, :].expand(*slots.shape[:-1], -1)
-        return masked(self.slot_score(torch.cat([slots, context], -1))[..., 0], mask), mask
+        return masked(self.slot_score(slots, torch.cat([x, self.op_code(op)], -1)), mask), mask
 
     def rest_log_probs(
         self, x: Tensor, slots: Tensor, seen: Observation, op: Tensor, slot: Tensor
-    ) -> list[tuple[Head, Tensor, Tensor]]:
-        """Of the blueprint and of the heads with fixed choices, given op and slot."""
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Of the blueprint, (..., K), and of the heads with fixed choices, (..., heads, choices), given op and slot."""
         at = slot[..., None, None]
         here = slots.gather(-2, at.expand(*slot.shape, 1, slots.shape[-1]))[..., 0, :]
         offered = _at_slot(seen.blueprints, slot)
         mask = _at_slot(seen.affordable, slot)
         mask = mask | ~mask.any(-1, keepdim=True)  # whoever plants nothing may name anything
-        context = torch.cat([x, here], -1)[..., None, :].expand(*offered.shape[:-1], -1)
-        scores = self.blueprint_score(torch.cat([self.blueprint(offered), context], -1))[..., 0]
-        found = [(Head.BLUEPRINT, masked(scores, mask), mask)]
-        logits = self.tail(torch.cat([x, here, self.op_code(op)], -1))
-        for head, part in zip(TAIL, logits.split([len(FIXED_CHOICES[head]) for head in TAIL], -1), strict=True):
-            every = torch.ones_like(part, dtype=torch.bool)
-            found.append((head, masked(part, every), every))
-        return found
+        scores = self.blueprint_score(self.blueprint(offered), torch.cat([x, here], -1))
+        logits = self.tail(torch.cat([x, here, self.op_code(op)], -1))[..., self.tail_index]
+        every = self.tail_exists.expand_as(logits)
+        return (masked(scores, mask), mask), (masked(logits, every), every)
 
     def act(self, seen: Observation, memory: Memory, uniform: Float[Tensor, "N A"]) -> tuple[Choice, Memory]:
         """Choose for N hosts, from uniform numbers for every choice of every head."""
-        draws = iter(_shares(uniform, seen))
+        x, slots = self.read(seen.features, seen.exists)
+        x, memory = self.remember_one(x, memory)
+        sizes = [len(Op), seen.legal.shape[-1], seen.affordable.shape[-1], sum(TAIL_SIZES)]
+        *luck, last = gumbel(uniform).split(sizes, -1)
+        luck.append(last[..., self.tail_index])
+        choices = self._choose(x, slots, seen, lambda group, log_probs: (log_probs + luck[group]).argmax(-1))
+        log_probs = _joined([chosen(found, picked) for picked, found, _ in choices])
+        return Choice(_joined([picked for picked, _, _ in choices]), log_probs, self.value(x)[..., 0]), memory
 
-        def pick(log_probs: Tensor, given: Tensor | None) -> Tensor:
-            return sample(log_probs, next(draws))
-
-        choice, memory = self._choose(_one(seen), memory, pick, None)
-        return Choice(*(x[0] for x in choice)), memory
-
-    def judge(self, seen: Observation, memory: Memory, action: Int[Tensor, "T N H"]) -> Choice:
+    def judge(self, seen: Observation, memory: Memory, action: Int[Tensor, "T N H"]) -> Judged:
         """What is thought now of decisions made before, (T, N)."""
-        return self._choose(seen, memory, _as_given, action)[0]
+        x, slots = self.read(seen.features, seen.exists)
+        x = self.remember(x, memory)
+        given = (*action[..., : Head.STYLE].unbind(-1), action[..., Head.STYLE :])
+        choices = self._choose(x, slots, seen, lambda group, _: given[group])
+        log_probs = _joined([chosen(found, picked) for picked, found, _ in choices])
+        return Judged(log_probs, _joined([entropy(found, mask) for _, found, mask in choices]), self.value(x)[..., 0])
 
     def expect(self, seen: Observation, memory: Memory) -> Float[Tensor, " N"]:
         """The value of where N hosts are, without remembering it."""
-        x, _, _ = self.remember(*_inputs(_one(seen)), memory)
-        return self.value(x)[0, :, 0]
+        x, _ = self.remember_one(self.read(seen.features, seen.exists)[0], memory)
+        return self.value(x)[..., 0]
 
-    def _choose(self, seen, memory, pick, action) -> tuple[Choice, Memory]:
-        x, slots, memory = self.remember(*_inputs(seen), memory)
-
-        def given(head: Head) -> Tensor | None:
-            return None if action is None else action[..., head]
-
-        found: dict[Head, tuple[Tensor, Tensor, Tensor]] = {}
-
-        def decide(head: Head, log_probs: Tensor, mask: Tensor) -> Tensor:
-            picked = pick(log_probs, given(head))
-            found[head] = picked, chosen(log_probs, picked), entropy(log_probs, mask)
-            return picked
-
-        op = decide(Head.OP, *self.op_log_probs(x, seen.legal))
-        slot = decide(Head.SLOT, *self.slot_log_probs(x, slots, seen.legal, op))
-        for head, log_probs, mask in self.rest_log_probs(x, slots, seen, op, slot):
-            decide(head, log_probs, mask)
-        picked, log_probs, spread = (torch.stack([found[head][i] for head in Head], -1) for i in range(3))
-        return Choice(picked, log_probs, spread, self.value(x)[..., 0]), memory
+    def _choose(
+        self, x: Tensor, slots: Tensor, seen: Observation, pick: Callable[[int, Tensor], Tensor]
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Op, slot, blueprint, and all the rest: what was picked, the log-probabilities, and the mask of each."""
+        op_probs, op_mask = self.op_log_probs(x, seen.legal)
+        op = pick(0, op_probs)
+        slot_probs, slot_mask = self.slot_log_probs(x, slots, seen.legal, op)
+        slot = pick(1, slot_probs)
+        (blueprint, blueprint_mask), (tail, tail_mask) = self.rest_log_probs(x, slots, seen, op, slot)
+        return [
+            (op, op_probs, op_mask),
+            (slot, slot_probs, slot_mask),
+            (pick(2, blueprint), blueprint, blueprint_mask),
+            (pick(3, tail), tail, tail_mask),
+        ]
 
 
-def _as_given(_: Tensor, given: Tensor | None) -> Tensor:
-    assert given is not None
-    return given
+def _joined(groups: Sequence[Tensor]) -> Tensor:
+    """Three single heads and the tail, heads in order."""
+    *single, tail = groups
+    return torch.cat([torch.stack(single, -1), tail], -1)
 
 
-def _inputs(seen: Observation) -> tuple[Features, Tensor]:
-    return seen.features, seen.legal[..., Op.WAIT, :]
-
-
-def _one(seen: Observation) -> Observation:
-    """A sequence of one decision."""
-    features = Features(*(x[None] for x in seen.features))
-    return Observation(features, *(x[None] for x in seen[1:]))
+def _side_by_side(sizes: Sequence[int]) -> tuple[Int[Tensor, "G C"], Bool[Tensor, "G C"]]:
+    """Where the choices of several heads are in a row of all of them, padded to the widest."""
+    starts = torch.tensor([0, *sizes]).cumsum(0)[:-1, None]
+    choice = torch.arange(max(sizes))
+    exists = choice < torch.tensor(sizes)[:, None]
+    return (starts + choice).where(exists, 0), exists
 
 
 def _at_slot(x: Tensor, slot: Tensor) -> Tensor:
@@ -235,13 +277,7 @@ def _at_slot(x: Tensor, slot: Tensor) -> Tensor:
 
 def num_draws(num_slots: int, num_blueprints: int) -> int:
     """Uniform numbers that one decision takes."""
-    fixed = sum(len(FIXED_CHOICES[head]) for head in TAIL)
-    return len(Op) + num_slots + num_blueprints + fixed
-
-
-def _shares(uniform: Tensor, seen: Observation) -> tuple[Tensor, ...]:
-    sizes = [len(Op), seen.legal.shape[-1], seen.affordable.shape[-1], *(len(FIXED_CHOICES[head]) for head in TAIL)]
-    return tuple(part[None] for part in uniform.split(sizes, -1))
+    return len(Op) + num_slots + num_blueprints + sum(TAIL_SIZES)
 
 
 def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:

@@ -90,8 +90,8 @@ def exact(what: Hashable, count: int, share: float) -> int:
 
 
 class Roomy:
-    """Room to spare, so that births and deaths rarely change a shape. It grows when it must; now and then, and ever more
-    rarely, what was by far too large since the last time is made smaller."""
+    """Room to spare, so that births and deaths rarely change a shape. It grows when it must; now and then, and ever
+    more rarely, what was by far too large since the last time is made smaller."""
 
     def __init__(self, num_hosts: int, epochs: int = 25) -> None:
         self.num_hosts, self.next_fit, self.age = num_hosts, epochs, 0
