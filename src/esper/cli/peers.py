@@ -86,7 +86,7 @@ def peer(
             starts = torch.zeros(hosts)
             acting = _median_ms(lambda: model.policy(x, model._last_lstm_states, starts))
         else:
-            masks = np.stack([e.action_masks() for e in env.envs])
+            masks = np.stack([e.get_wrapper_attr("action_masks")() for e in env.envs])
             acting = _median_ms(lambda: model.policy(x, action_masks=masks))
     return model.train, acting
 

@@ -3,6 +3,7 @@
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -46,8 +47,8 @@ class Programs:
     ) -> Program | None:
         """The program for inputs of these shapes, recorded now if it is new; None if it cannot be recorded.
 
-        `warm_up` runs the function once without leaving a trace, as CUDA wants before a recording. Kernels are
-        compiled together when the function first meets these kinds of modules.
+        `warm_up` runs the function once without leaving a trace, as CUDA wants before a first recording. Kernels are
+        compiled together when the function first meets these kinds of modules; other shapes need no new ones.
         """
         if not self.usable:
             return None
@@ -58,11 +59,7 @@ class Programs:
             return self.recorded[at]
         self.misses += 1
         try:
-            if (name, kinds) not in self.compiled:
-                with compiling():
-                    warm_up()
-                self.compiled.add((name, kinds))
-            program = self._record(function, inputs, warm_up)
+            program = self._record(name, function, inputs, warm_up, kinds)
         except (RuntimeError, AssertionError) as error:
             self.usable = False
             warnings.warn(f"training without CUDA graphs, which could not be recorded: {error}", stacklevel=2)
@@ -72,14 +69,22 @@ class Programs:
             self.recorded.popitem(last=False)
         return program
 
-    def _record(self, function: Callable[..., Any], inputs: Any, warm_up: Callable[[], Any]) -> Program:
+    def _record(
+        self, name: str, function: Callable[..., Any], inputs: Any, warm_up: Callable[[], Any], kinds: Hashable
+    ) -> Program:
         self.pool = self.pool or torch.cuda.graph_pool_handle()
+        if (name, kinds) in self.compiled:
+            with suppress(RuntimeError):  # something new is needed all the same: then once more, with a warm-up
+                return Program(function, inputs, self.pool)
+        with compiling():
+            warm_up()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             warm_up()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.empty_cache()  # the warm-up's memory is of no use to a program, which has a pool of its own
+        self.compiled.add((name, kinds))
         return Program(function, inputs, self.pool)
 
 

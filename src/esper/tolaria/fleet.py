@@ -39,6 +39,17 @@ class Measured(NamedTuple):
     contribution: Float[Tensor, "N S"]
 
 
+class Known(NamedTuple):
+    """The seeds of all slots as the CPU knows them between two decisions, (N, S)."""
+
+    graft: np.ndarray
+    alpha: np.ndarray
+    target: np.ndarray
+    silent: np.ndarray
+    lr: np.ndarray
+    loud: np.ndarray
+
+
 class Fleet:
     """Hosts that differ in their weights, their data order and their seeds, and share everything else."""
 
@@ -149,8 +160,9 @@ class Fleet:
         """
         state, refused = apply(self.state, actions, self.legal(), self.space.sizes)
         self.tend(tick(state, self.vitals, self.lifecycle))
-        train_loss, norms = self.train_epoch()
-        measured = self.evaluate()
+        known = self.known()
+        train_loss, norms = self.train_epoch(known)
+        measured = self.evaluate(known)  # planned while the device trains
         self.vitals = self.examine(train_loss, norms, measured)
         self.epoch = self.epoch + 1
         if isinstance(self.padding, Roomy):
@@ -162,28 +174,32 @@ class Fleet:
         self.network.tend(state, fresh, self.rng_seeds, self.padding)
         self.state = state
 
-    def plan(self, measuring: bool, switched: Bool[Tensor, "N S"] | None = None) -> Plan:
+    def known(self) -> Known:
+        """What plans are made of, read from the device once."""
+        state, lr = self.state, self.seed_lr * self.config.seed_rate(self.state.seed_age)
+        loud, silent = speaking(state), incubating(state)
+        rows = (state.graft, state.alpha, state.alpha_target, silent, lr, loud)
+        return Known(*torch.stack([x.double() for x in rows]).cpu().numpy())
+
+    def plan(self, known: Known, measuring: bool, switched: Bool[Tensor, "N S"] | None = None) -> Plan:
         """Who runs where: with rows beside the hosts, or, where seeds are `switched` over, without any."""
-        state = self.state
-        alpha, silent = state.alpha, incubating(state)
+        alpha, silent = known.alpha, known.silent
         if switched is not None:
-            over = torch.where(speaking(state), 0.0, state.alpha_target)
-            alpha, silent = torch.where(switched, over, alpha), torch.zeros_like(silent)
-        lr = self.seed_lr * self.config.seed_rate(state.seed_age)
-        numbers = torch.stack([x.double() for x in (state.graft, alpha, state.alpha_target, silent, lr)]).cpu().numpy()
-        how, heard, target, still, rate = (numbers[0].astype(np.int64), *numbers[1:].astype(np.float64))
+            over = np.where(known.loud, 0.0, known.target)
+            alpha, silent = np.where(switched.cpu().numpy(), over, alpha), np.zeros_like(silent)
 
         def seeds(kind: Kind, hosts: np.ndarray) -> Seeds:
             living, at = hosts >= 0, (hosts, kind.slot)
-            loud, aim = (np.where(living, x[at], 0).astype(np.float32) for x in (heard, target))
-            return Seeds(hosts, how[at], loud, aim, living & (still[at] > 0), rate[at])
+            loud, aim = (np.where(living, x[at], 0).astype(np.float32) for x in (alpha, known.target))
+            return Seeds(hosts, known.graft[at].astype(np.int64), loud, aim, living & (silent[at] > 0), known.lr[at])
 
         found = {kind: seeds(kind, bucket.hosts) for kind, bucket in self.buckets.items()}
         return make_plan(found, len(self.slots), measuring and switched is None, self.padding, self.device)
 
-    def train_epoch(self) -> tuple[Float[Tensor, " N"], Norms]:
+    def train_epoch(self, known: Known | None = None) -> tuple[Float[Tensor, " N"], Norms]:
         """One pass over the training data for every host. Returns mean losses and mean gradient norms."""
-        plan, count = self.plan(measuring=False), torch.zeros((), dtype=torch.int64, device=self.device)
+        plan = self.plan(known or self.known(), measuring=False)
+        count = torch.zeros((), dtype=torch.int64, device=self.device)
         order = permutation(key(self.rng_seeds, Purpose.SHUFFLE, self.epoch), len(self.train_data[0]))
         losses = self.losses.zero_()
         norms: Norms = {name: stack.norms.zero_() for name, stack in self.network.stacks.items()}
@@ -239,16 +255,16 @@ class Fleet:
             step(stack, gradient, active[name], rate[name], self.config)
         count += 1
 
-    def evaluate(self) -> Measured:
+    def evaluate(self, known: Known | None = None) -> Measured:
         """Every host on the validation data, and what each seed contributes, from extra rows of the same pass."""
-        return self.measured(self.plan(measuring=True))
+        return self.measured(self.plan(known or self.known(), measuring=True))
 
     def switched(self, over: Bool[Tensor, "N S"]) -> Measured:
         """The same with some seeds switched over: off where they speak, on where they are silent.
 
         `switched(speaking(fleet.state))` is every host without its seeds; two slots at a time are pairs.
         """
-        return self.measured(self.plan(measuring=True, switched=over))
+        return self.measured(self.plan(self.known(), measuring=True, switched=over))
 
     @torch.no_grad()
     def measured(self, plan: Plan) -> Measured:

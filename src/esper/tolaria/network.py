@@ -40,11 +40,9 @@ class Bucket:
         self.fit(room)
         rows = np.flatnonzero(self.hosts < 0)[: len(hosts)]
         self.hosts[rows] = hosts
-        at = self.at(rows)
-        self.stack.bear(at, keys)
-        for name, view in self.stack.layout.views(self.stack.flat).items():
-            if name.startswith("g."):
-                view[at] *= gated.view(-1, *[1] * (view.ndim - 1))
+        params = self.stack.nursery.bear(keys)
+        gate = {name: p * gated.view(-1, *[1] * (p.ndim - 1)) for name, p in params.items() if name.startswith("g.")}
+        self.stack.fill(self.at(rows), params | gate)
 
     def fit(self, size: int) -> None:
         """Hold `size` rows if that is more than now, or less than a quarter; the living move to the front."""
@@ -89,10 +87,12 @@ class Network:
 
     def tend(self, state: SlotState, fresh: Bool[Tensor, " N"] | None, rng_seeds: Tensor, padding: Padding) -> None:
         """Newborn seeds get a row in their bucket, the gone lose theirs. `fresh` hosts keep nothing."""
-        now, births, graft = torch.stack([state.blueprint, state.births, state.graft]).cpu().numpy()
+        now = state.blueprint.cpu().numpy()
         renewed = np.zeros(len(now), bool) if fresh is None else fresh.cpu().numpy()
         for kind, bucket in self.buckets.items():
             bucket.release((now[:, kind.slot] == self.space.blueprints.index(kind.blueprint)) & ~renewed)
+        slot, gated = torch.arange(len(self.slots), device=self.device), state.graft == Graft.GATE
+        keys = key(rng_seeds[:, None], Purpose.SEED_WEIGHTS, slot, state.births)
         for s, b in np.unique(np.stack([np.indices(now.shape)[1], now], -1)[now != NO_BLUEPRINT], axis=0).tolist():
             kind = Kind(s, self.space.blueprints[b])
             if kind not in self.known:
@@ -100,12 +100,9 @@ class Network:
             bucket = self.buckets[kind] = self.known[kind]
             newborns = np.setdiff1d(np.flatnonzero(now[:, s] == b), bucket.hosts)
             if len(newborns):
-                hosts, birth, gated = (
-                    torch.from_numpy(x).to(self.device)
-                    for x in (newborns, births[newborns, s], graft[newborns, s] == Graft.GATE)
-                )
+                hosts = torch.from_numpy(newborns).to(self.device)
                 room = padding((kind, "seeds"), int((bucket.hosts >= 0).sum()) + len(newborns), SHARES["seeds"])
-                bucket.admit(newborns, key(rng_seeds[hosts], Purpose.SEED_WEIGHTS, s, birth), gated, room)
+                bucket.admit(newborns, keys[hosts, s], gated[hosts, s], room)
         self.idle = {
             kind: 0 if (b.hosts >= 0).any() else self.idle.get(kind, 0) + 1 for kind, b in self.buckets.items()
         }

@@ -21,7 +21,7 @@ class Kind(NamedTuple):
 
 Padding = Callable[[Hashable, int, float], int]
 """How many rows to run for so many real ones of something, of which a share of the hosts is likely."""
-SHARES = {"seeds": 1 / 8, "incubators": 1 / 4, "counterfactuals": 1 / 2, "echoes": 1 / 16}
+SHARES = {"seeds": 1 / 8, "incubators": 3 / 8, "counterfactuals": 5 / 8, "echoes": 1 / 16, "measured echoes": 1 / 8}
 
 
 class Rows(NamedTuple):
@@ -164,7 +164,8 @@ def _echoes(
         seed_of = np.full(max(seeds.hosts.max(initial=0), beside[:, 0].max(initial=0)) + 1, -1)
         seed_of[seeds.hosts[loud]] = np.flatnonzero(loud)
         hearing = np.flatnonzero((beside[:, 1] > 0) & (seed_of[beside[:, 0]] >= 0))
-        room = padding((kind, f"echoes {measuring}"), len(hearing), SHARES["echoes"]) if len(beside) else 0
+        what = "measured echoes" if measuring else "echoes"
+        room = padding((kind, what), len(hearing), SHARES[what]) if len(beside) else 0
         echoes, real = _padded(hearing, room)
         heard = np.where(real, seed_of[beside[echoes, 0]], 0) if room else echoes
         learns = _to(loud | seeds.silent, device)

@@ -115,9 +115,13 @@ class Stack:
         return self.gradient_norms[: self.rows]
 
     def bear(self, rows: Int[Tensor, " R"], keys: Int[Tensor, " R"]) -> None:
-        """Fill rows with newborns: the weights their keys stand for, no moments, no steps."""
+        """Fill rows with newborns: the weights their keys stand for."""
+        self.fill(rows, self.nursery.bear(keys))
+
+    def fill(self, rows: Int[Tensor, " R"], params: Params) -> None:
+        """Give rows these weights, no moments, no steps."""
         self.clear(rows)
-        self.flat[rows] = self.layout.flatten(self.nursery.bear(keys)).to(self.flat)
+        self.flat[rows] = self.layout.flatten(params).to(self.flat)
 
     def clear(self, rows: Int[Tensor, " R"]) -> None:
         for tensor in self.tensors.values():
