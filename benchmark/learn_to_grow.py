@@ -38,6 +38,8 @@ class Experiment:
     hosts: int = 512
     group: int = 16
     updates: int = 60
+    ramp: int = 0
+    """Updates over which the rent rises from 0."""
     ppo: PPOConfig = PPOConfig(lr=1e-3, entropy_coef=0.02, entropy_end=0.005, anneal=50, epochs=4)
     hidden: int = 128
     start: Literal["scratch", "plans"] = "scratch"
@@ -112,7 +114,7 @@ def learn(x: Experiment) -> None:
         updates=x.updates,
         ppo=x.ppo,
         collect=CollectConfig(horizon=x.episode),
-        rent=RentSchedule(end=x.rent, updates=x.updates // 3 if x.start == "scratch" else 0),
+        rent=RentSchedule(end=x.rent, updates=x.ramp),
         rng_seed=x.seed,
     )
     started = time.perf_counter()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from esper.kasmina.kernels import compiling
 
@@ -90,9 +90,4 @@ class Programs:
 
 def _signature(name: str, inputs: Any) -> Hashable:
     leaves, spec = tree_flatten(inputs)
-    constants = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
-    return name, _readable(spec), constants
-
-
-def _readable(spec: TreeSpec) -> str:
-    return str(spec)
+    return name, str(spec), tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)

@@ -23,7 +23,7 @@ from esper.tolaria.capture import Program, Programs
 from esper.tolaria.config import Engine, TrainConfig, check_fit
 from esper.tolaria.memory import Memory
 from esper.tolaria.network import Bucket, Network, where
-from esper.tolaria.plan import Kind, Padding, Plan, Roomy, Seeds, exact, make_plan, power_of_two
+from esper.tolaria.plan import Kind, Packed, Padding, Plan, Roomy, Seeds, exact, make_plan, pack, power_of_two, unpack
 from esper.tolaria.stack import Stack, step
 
 Norms = dict[Kind | None, Float[Tensor, " R"]]
@@ -194,7 +194,7 @@ class Fleet:
             return Seeds(hosts, known.graft[at].astype(np.int64), loud, aim, living & (silent[at] > 0), known.lr[at])
 
         found = {kind: seeds(kind, bucket.hosts) for kind, bucket in self.buckets.items()}
-        return make_plan(found, len(self.slots), measuring and switched is None, self.padding, self.device)
+        return make_plan(found, len(self.slots), measuring and switched is None, self.padding)
 
     def train_epoch(self, known: Known | None = None) -> tuple[Float[Tensor, " N"], Norms]:
         """One pass over the training data for every host. Returns mean losses and mean gradient norms."""
@@ -205,11 +205,12 @@ class Fleet:
         norms: Norms = {name: stack.norms.zero_() for name, stack in self.network.stacks.items()}
         num_steps = len(order[0]) // self.config.batch_size
         chunks = self.memory.chunks(self.num_hosts, self.config.batch_size, *rows_of(plan))
-        inputs = (plan, order, count, chunks)
+        inputs = (pack(plan, self.device), order, count, chunks)
         program = self.recorded("train", self.train_step, inputs)
         if program is None:
+            here = unpack(inputs[0])
             for _ in range(num_steps):
-                self.train_step(*inputs)
+                self.train_step(here, *inputs[1:])
         else:
             program(inputs)
             for _ in range(num_steps - 1):
@@ -230,8 +231,9 @@ class Fleet:
 
         return self.programs.find(name, function, inputs, warm_up, kinds=tuple(self.network.stacks))
 
-    def train_step(self, plan: Plan, order: Tensor, count: Tensor, chunks: int) -> None:
+    def train_step(self, plan: Plan | Packed, order: Tensor, count: Tensor, chunks: int) -> None:
         """The next batch of every host: gradients, clipping and step, row by row. Adds up losses and norms."""
+        plan = unpack(plan) if isinstance(plan, Packed) else plan
         size = self.config.batch_size
         batch = order.index_select(1, count * size + torch.arange(size, device=self.device))
         stacks = self.network.stacks
@@ -269,13 +271,14 @@ class Fleet:
     @torch.no_grad()
     def measured(self, plan: Plan) -> Measured:
         chunks = self.memory.chunks(self.num_hosts, len(self.validation_data[0]), *rows_of(plan), training=False)
-        inputs = (plan, chunks)
+        inputs = (pack(plan, self.device), chunks)
         program = self.recorded("measure", self.measure, inputs)
         measured = self.measure(*inputs) if program is None else program(inputs)
         return Measured(*(x.clone() for x in measured))
 
     @torch.no_grad()
-    def measure(self, plan: Plan, chunks: int) -> Measured:
+    def measure(self, packed: Packed, chunks: int) -> Measured:
+        plan = unpack(packed)
         flats = {name: stack.flat.to(self.engine.compute) for name, stack in self.network.stacks.items()}
         sums, besides = [], []
         for x, y in zip(*(data.chunk(chunks) for data in self.validation_data), strict=True):

@@ -4,12 +4,14 @@ A plan is made on the CPU between two decisions. Counts are padded, so that one 
 """
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 
 class Kind(NamedTuple):
@@ -72,6 +74,24 @@ class Plan(NamedTuple):
     """Whether the seed that the row is about speaks in its host."""
 
 
+class Packed(NamedTuple):
+    """A plan as it travels to a device: all numbers of one type in one piece."""
+
+    pieces: tuple[Tensor, ...]
+    layout: "PlanLayout"
+
+
+@dataclass(frozen=True)
+class PlanLayout:
+    """How to find the parts of a plan again. Equal ones can run the same program."""
+
+    spec: TreeSpec = field(compare=False, repr=False)
+    num_buckets: tuple[int, ...]
+    """Of each slot: together with the parts, all that the spec says."""
+    parts: tuple[Any, ...]
+    """Of each leaf its piece and its size; or what it is, if it is no tensor."""
+
+
 class Seeds(NamedTuple):
     """The seeds of one kind, as the CPU knows them; -1 is a free row."""
 
@@ -121,9 +141,7 @@ def power_of_two(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-def make_plan(
-    buckets: Mapping[Kind, Seeds], num_slots: int, measuring: bool, padding: Padding, device: torch.device
-) -> Plan:
+def make_plan(buckets: Mapping[Kind, Seeds], num_slots: int, measuring: bool, padding: Padding) -> Plan:
     """In training a row starts beside the host for each silent seed; in measuring, for every seed."""
     beside, beside_slot, beside_speaks = np.zeros((0, 2), np.int64), np.zeros(0, np.int64), np.zeros(0, bool)
     plans = []
@@ -135,27 +153,27 @@ def make_plan(
         starting = np.flatnonzero(living if measuring else silent)
         what = "counterfactuals" if measuring else "incubators"
         spawns, started = _padded(starting, padding((s, what), len(starting), SHARES[what]) if here else 0)
-        plan_of_bucket, echoes = _echoes(here, beside, measuring, padding, device)
+        plan_of_bucket, echoes = _echoes(here, beside, measuring, padding)
         plans.append(
             SlotPlan(
                 plan_of_bucket,
-                *(_to(x, device) for x in (np.where(living, hosts, 0), graft, alpha, target, loud)),
-                spawns=Rows(_to(spawns, device), _to(started, device)),
-                echoes=Rows(_to(echoes[:, 0], device), _to(echoes[:, 1] > 0, device)),
-                echo_graft=_to(graft[echoes[:, 2]], device),
-                echo_alpha=_to(alpha[echoes[:, 2]], device),
+                *(_tensor(x) for x in (np.where(living, hosts, 0), graft, alpha, target, loud)),
+                spawns=Rows(_tensor(spawns), _tensor(started)),
+                echoes=Rows(_tensor(echoes[:, 0]), _tensor(echoes[:, 1] > 0)),
+                echo_graft=_tensor(graft[echoes[:, 2]]),
+                echo_alpha=_tensor(alpha[echoes[:, 2]]),
             )
         )
         new = np.stack([np.where(started, hosts[spawns], 0) if here else spawns, started], 1)
         beside = np.concatenate([beside, new])
         beside_slot = np.concatenate([beside_slot, np.full(len(spawns), s)])
         beside_speaks = np.concatenate([beside_speaks, loud[spawns] & started if here else started])
-    rows = Rows(_to(beside[:, 0], device), _to(beside[:, 1] > 0, device))
-    return Plan(tuple(plans), rows, _to(beside_slot, device), _to(beside_speaks, device))
+    rows = Rows(_tensor(beside[:, 0]), _tensor(beside[:, 1] > 0))
+    return Plan(tuple(plans), rows, _tensor(beside_slot), _tensor(beside_speaks))
 
 
 def _echoes(
-    here: Mapping[Kind, Seeds], beside: np.ndarray, measuring: bool, padding: Padding, device: torch.device
+    here: Mapping[Kind, Seeds], beside: np.ndarray, measuring: bool, padding: Padding
 ) -> tuple[tuple[BucketPlan, ...], np.ndarray]:
     """The buckets of a slot, and who beside hears them: (row, whether real, the seed among all of the slot)."""
     plans, rows, before = [], [np.zeros((0, 3), np.int64)], 0
@@ -168,8 +186,8 @@ def _echoes(
         room = padding((kind, what), len(hearing), SHARES[what]) if len(beside) else 0
         echoes, real = _padded(hearing, room)
         heard = np.where(real, seed_of[beside[echoes, 0]], 0) if room else echoes
-        learns = _to(loud | seeds.silent, device)
-        plans.append(BucketPlan(kind, len(loud), room, learns, _to(seeds.lr, device), _to(heard, device)))
+        learns = _tensor(loud | seeds.silent)
+        plans.append(BucketPlan(kind, len(loud), room, learns, _tensor(seeds.lr), _tensor(heard)))
         rows.append(np.stack([echoes, real, before + heard], 1))
         before += len(loud)
     return tuple(plans), np.concatenate(rows)
@@ -185,5 +203,48 @@ def _padded(index: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     return whole, np.arange(size) < len(index)
 
 
-def _to(array: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def pack(plan: Plan, device: torch.device) -> Packed:
+    """Send a plan to a device in a few pieces, without waiting for what the device is doing."""
+    leaves, spec = tree_flatten(plan)
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    parts: list[Any] = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            same = by_type.setdefault(leaf.dtype, [])
+            parts.append((list(by_type).index(leaf.dtype), len(leaf)))
+            same.append(leaf)
+        else:
+            parts.append(leaf)
+    pieces = tuple(_joined_on(device, dtype, tensors) for dtype, tensors in by_type.items())
+    return Packed(pieces, PlanLayout(spec, tuple(len(slot.buckets) for slot in plan.slots), tuple(parts)))
+
+
+def _joined_on(device: torch.device, dtype: torch.dtype, tensors: list[Tensor]) -> Tensor:
+    sizes = [_aligned(len(x)) for x in tensors]
+    whole = torch.zeros(sum(sizes), dtype=dtype, pin_memory=device.type == "cuda")
+    for part, x in zip(whole.split(sizes), tensors, strict=True):
+        part[: len(x)] = x
+    return whole.to(device, non_blocking=True)
+
+
+def _aligned(size: int) -> int:
+    """Up to the next multiple of 16: kernels are compiled for where their inputs lie."""
+    return -(-size // 16) * 16
+
+
+def unpack(packed: Packed) -> Plan:
+    """The plan again, as views of the pieces."""
+    places = [0] * len(packed.pieces)
+    leaves: list[Any] = []
+    for part in packed.layout.parts:
+        if isinstance(part, tuple):
+            piece, size = part
+            leaves.append(packed.pieces[piece].narrow(0, places[piece], size))
+            places[piece] += _aligned(size)
+        else:
+            leaves.append(part)
+    return tree_unflatten(leaves, packed.layout.spec)
