@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from esper.kasmina.kernels import conv, grafts, norm, pool
+from esper.kasmina.kernels import births, conv, grafts, norm, pool
 from esper.tolaria import TrainConfig
 from esper.tolaria.stack import CLIP_EPS, EPS, Stack, step
 
@@ -139,3 +139,14 @@ def test_steps(optimizer, width):
         gpu.step(*ours.tensors.values(), g, ours.norms, a, rate, config, EPS, CLIP_EPS)
     for a, b in zip((*ours.tensors.values(), ours.norms), (*plain.tensors.values(), plain.norms), strict=True):
         torch.testing.assert_close(a.cpu(), b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 40, 3000])
+def test_weights_of_newborns_are_the_same_to_the_bit(count):
+    from esper.kasmina.kernels import gpu
+
+    keys = torch.tensor([1, -1, 2**63 - 1, -(2**63), 12345678901234567])
+    names, index = torch.arange(count) * 7919 % 2**32, torch.arange(count) % 100
+    bound = torch.rand(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ours = gpu.draw(*on_device([keys, names, index]), bound.to(DEVICE))
+    assert torch.equal(ours.cpu(), births.draw(keys, names, index, bound))

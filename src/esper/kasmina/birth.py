@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from esper.kasmina.kernels import draw
 from esper.kasmina.layers import Layer
-from esper.leyline.rng import code, isolated, key, uniform_at
+from esper.leyline.rng import code, isolated
 
 Stacked = dict[str, Tensor]
 
@@ -35,19 +36,16 @@ class Nursery:
         sizes = [shape.numel() for shape in self.shapes.values()]
         owner = np.repeat(np.arange(len(sizes)), sizes)
         index = np.concatenate([np.arange(size) for size in sizes] or [np.zeros(0, np.int64)])
-        names = np.array([code(name) for name in bounds], dtype=np.int64)
+        names = np.array([code(name) for name in bounds], dtype=np.int64)[owner]
         bound = np.array(list(bounds.values()), dtype=np.float64)[owner] if sizes else np.zeros(0)
-        self.names, self.owner, self.index, self.bound = (
-            torch.from_numpy(x).to(device) for x in (names, owner, index, bound)
-        )
+        self.names, self.index, self.bound = (torch.from_numpy(x).to(device) for x in (names, index, bound))
 
     def bear(self, keys: Int[Tensor, " N"]) -> Stacked:
         """The parameters of one module for each key, stacked."""
         if not self.ours:
             return _constructed(self.build, keys)
-        # Uniform within ±bound, in single precision: the i-th number of what key and name stand for.
-        draws = uniform_at(key(keys[:, None], self.names)[:, self.owner], self.index)
-        pieces = ((2 * draws - 1) * self.bound).float().split([shape.numel() for shape in self.shapes.values()], dim=1)
+        weights = draw(keys, self.names, self.index, self.bound)
+        pieces = weights.split([shape.numel() for shape in self.shapes.values()], dim=1)
         drawn = zip(self.shapes.items(), pieces, strict=True)
         fixed = {name: p.expand(len(keys), *p.shape) for name, p in self.fixed.items()}
         return fixed | {name: piece.unflatten(1, shape) for (name, shape), piece in drawn}

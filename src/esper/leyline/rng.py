@@ -30,14 +30,14 @@ def _signed(x: int) -> int:
     return x - (1 << 64) if x >= 1 << 63 else x
 
 
-_GOLDEN = _signed(0x9E3779B97F4A7C15)
-_MIX1 = _signed(0xBF58476D1CE4E5B9)
-_MIX2 = _signed(0x94D049BB133111EB)
+GOLDEN = _signed(0x9E3779B97F4A7C15)
+MIX1 = _signed(0xBF58476D1CE4E5B9)
+MIX2 = _signed(0x94D049BB133111EB)
 
 
 def _mix(x: Tensor) -> Tensor:
-    x = (x ^ (x >> 30 & (1 << 34) - 1)) * _MIX1
-    x = (x ^ (x >> 27 & (1 << 37) - 1)) * _MIX2
+    x = (x ^ (x >> 30 & (1 << 34) - 1)) * MIX1
+    x = (x ^ (x >> 27 & (1 << 37) - 1)) * MIX2
     return x ^ (x >> 31 & (1 << 33) - 1)
 
 
@@ -48,10 +48,10 @@ def code(name: str) -> int:
 
 def key(parent: Int[Tensor, "*N"] | int, *parts: Int[Tensor, "..."] | int | str) -> Tensor:
     """The key of a draw: `key(host, Purpose.SHUFFLE, epoch)`."""
-    x = _mix(torch.as_tensor(parent, dtype=torch.int64) + _GOLDEN)
+    x = _mix(torch.as_tensor(parent, dtype=torch.int64) + GOLDEN)
     for part in parts:
         number = code(part) if isinstance(part, str) else part
-        x = _mix((x ^ number) + _GOLDEN)
+        x = _mix((x ^ number) + GOLDEN)
     return x
 
 

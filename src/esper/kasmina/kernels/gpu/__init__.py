@@ -3,6 +3,7 @@
 Sums run in single precision and in a fixed order, so that a result does not change from run to run.
 """
 
+from esper.kasmina.kernels.gpu.births import draw
 from esper.kasmina.kernels.gpu.conv import conv, conv_for_input, conv_for_weight
 from esper.kasmina.kernels.gpu.depthwise import depthwise, depthwise_for_input, depthwise_for_weight
 from esper.kasmina.kernels.gpu.grafts import delta, delta_backward
@@ -20,6 +21,7 @@ __all__ = [
     "depthwise",
     "depthwise_for_input",
     "depthwise_for_weight",
+    "draw",
     "fits",
     "launch",
     "norm",
