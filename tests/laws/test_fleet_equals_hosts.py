@@ -49,6 +49,7 @@ def test_the_fleet_equals_its_hosts(kind, optimizer):
             torch.testing.assert_close(
                 measured.contribution[n].double(), expected_worth, equal_nan=True, rtol=0, atol=1e-6
             )
+            torch.testing.assert_close(fleet.vitals.pull[n], host.vitals.pull[0], rtol=1e-5, atol=1e-9)
         kinds |= set(fleet.buckets)
         grafts |= set(fleet.state.graft[fleet.state.blueprint >= 0].tolist())
         stages |= set(fleet.state.stage.unique().tolist())

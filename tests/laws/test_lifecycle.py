@@ -27,7 +27,7 @@ CONFIGS = {
 def random_vitals(state: SlotState, generator: torch.Generator) -> Vitals:
     rand = torch.rand(state.stage.shape, generator=generator)
     worth = torch.randn(rand.shape, generator=generator).where(rand > 0.1, torch.nan)
-    return Vitals(rand[:, 0] < 0.95, rand < 0.9, worth, rand)
+    return Vitals(rand[:, 0] < 0.95, rand < 0.9, worth, rand, rand)
 
 
 def random_actions(hosts: int, generator: torch.Generator, allowed: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from esper.simic.play import play
 from esper.tamiyo.policies import (
     FixedPlan,
     GapTrigger,
+    GreedyGradient,
     Heuristic,
     Learned,
     Never,
@@ -27,6 +28,8 @@ POLICIES = {
     "schedule": Schedule,
     "plateau": Plateau,
     "gap": GapTrigger,
+    "gradient": GreedyGradient,
+    "against gradient": lambda: GreedyGradient(against=True),
     "learned": lambda: Learned(controller_for()),
     "greedy": lambda: Learned(controller_for(), greedy=True),
     "plan": lambda: FixedPlan([Planned(1, {"op": "GERMINATE", "slot": "s0"})]),

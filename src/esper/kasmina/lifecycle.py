@@ -52,6 +52,7 @@ def unmeasured(state: SlotState) -> Vitals:
         healthy=torch.ones_like(state.stage, dtype=torch.bool),
         contribution=torch.full_like(state.alpha, torch.nan),
         share=torch.full_like(state.alpha, torch.nan),
+        pull=torch.full_like(state.alpha, torch.nan),
     )
 
 

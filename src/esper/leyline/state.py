@@ -53,6 +53,8 @@ class Vitals(NamedTuple):
     """Validation score with the seed minus the score without it; NaN where there is none."""
     share: Float[Tensor, "N S"]
     """The seed's mean gradient norm over the host's; NaN where there is no seed."""
+    pull: Float[Tensor, "N S"]
+    """How much the loss would change with the stream at the slot, seed or none: the mean norm of that gradient."""
 
 
 class Signals(NamedTuple):

@@ -125,23 +125,24 @@ class Gardener(Rule):
     def wants(self, view: View) -> Bool[Tensor, " N"]:
         raise NotImplementedError
 
+    def prefers(self, view: View) -> Float[Tensor, "N S"]:
+        """The slot of the highest value is planted in first."""
+        rank = torch.full((len(self.space.slots),), -torch.inf)
+        rank[self.order] = -torch.arange(len(self.order), dtype=torch.float32)
+        return rank.to(view.signals.score.device).expand(len(view.signals.age), -1)
+
     def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
         super().begin(setting, num_hosts, device)
         largest = setting.space.blueprints[int(setting.seed_parameters.sum(0).argmax())]
-        name = self.blueprint or largest
-        order = [setting.space.slots.index(slot) for slot in self.slots or setting.space.slots]
-        self.plant = [
-            setting.space.action(Op.GERMINATE, slot=setting.space.slots[s], blueprint=name, **self.choices)
-            for s in order
-        ]
+        self.order = [_index(setting.space, slot) for slot in self.slots or setting.space.slots]
+        self.seed = setting.space.action(Op.GERMINATE, blueprint=self.blueprint or largest, **self.choices)
 
     def decide(self, view: View, fresh: Bool[Tensor, " N"], uniform: Float[Tensor, "N A"]) -> Int[Tensor, "N H"]:
         legal, slots = view.signals.legal, view.signals.slots
-        chosen = self.wait(view)
-        wanted = self.wants(view)
-        for action in reversed(self.plant):
-            here = wanted & legal[:, Op.GERMINATE, action[Head.SLOT]]
-            chosen = torch.where(here[:, None], chosen.new_tensor(action), chosen)
+        open_slots = legal[:, Op.GERMINATE] & self.prefers(view).isfinite()
+        plant = self.all(view, self.seed)
+        plant[:, Head.SLOT] = self.prefers(view).masked_fill(~open_slots, -torch.inf).argmax(1)
+        chosen = torch.where((self.wants(view) & open_slots.any(1))[:, None], plant, self.wait(view))
         worth = view.signals.vitals.contribution
         proven = legal[:, Op.FOSSILIZE] & (worth > 0)
         useless = legal[:, Op.PRUNE] & (slots.stage == Stage.HOLDING) & (slots.age >= 3) & (worth <= 0)
@@ -203,6 +204,20 @@ class GapTrigger(Gardener):
         return _settled(view) & (apart < self.gap) & (view.signals.age > 0)
 
 
+class GreedyGradient(Gardener):
+    """Plants one seed at a time where the loss pulls hardest at the stream, or, `against` it, where it pulls least."""
+
+    def __init__(self, *, against: bool = False, **options: object) -> None:
+        super().__init__(**options)  # pyright: ignore[reportArgumentType]
+        self.against, self.name = against, "against gradient" if against else "gradient"
+
+    def wants(self, view: View) -> Bool[Tensor, " N"]:
+        return _settled(view) & (view.signals.age > 0) & (view.signals.age < view.setting.episode // 2)
+
+    def prefers(self, view: View) -> Float[Tensor, "N S"]:
+        return -view.signals.vitals.pull if self.against else view.signals.vitals.pull
+
+
 class Learned:
     """A controller at work: sampled, or always the likeliest choice."""
 
@@ -254,6 +269,10 @@ def _action(space: ActionSpace, written: Mapping[str, object]) -> tuple[int, ...
         raise EsperError(f"a line of a plan needs an op, and this has none: {dict(written)}")
     choices = {name: choice for name, choice in written.items() if name != "op"}
     return space.action(str(written["op"]), **choices)
+
+
+def _index(space: ActionSpace, slot: str) -> int:
+    return space.action(slot=slot)[Head.SLOT]
 
 
 def _any(mask: Bool[Tensor, "N C"], uniform: Float[Tensor, "N C"]) -> Int[Tensor, " N"]:

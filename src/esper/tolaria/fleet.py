@@ -89,6 +89,7 @@ class Fleet:
         self.seed_lr = torch.full_like(self.state.alpha, config.lr, dtype=torch.float64)
         """...and of the seed in each of its slots."""
         self.losses = torch.zeros(self.num_hosts, device=self.device, dtype=torch.float64)
+        self.pulls = torch.zeros_like(self.state.alpha, dtype=engine.dtype)
         self.reset(self.everyone)
 
     @property
@@ -161,9 +162,9 @@ class Fleet:
         state, refused = apply(self.state, actions, self.legal(), self.space.sizes)
         self.tend(tick(state, self.vitals, self.lifecycle))
         known = self.known()
-        train_loss, norms = self.train_epoch(known)
+        train_loss, norms, pulls = self.train_epoch(known)
         measured = self.evaluate(known)  # planned while the device trains
-        self.vitals = self.examine(train_loss, norms, measured)
+        self.vitals = self.examine(train_loss, norms, pulls, measured)
         self.epoch = self.epoch + 1
         if isinstance(self.padding, Roomy):
             self.padding.grow_older()
@@ -196,12 +197,15 @@ class Fleet:
         found = {kind: seeds(kind, bucket.hosts) for kind, bucket in self.buckets.items()}
         return make_plan(found, len(self.slots), measuring and switched is None, self.padding)
 
-    def train_epoch(self, known: Known | None = None) -> tuple[Float[Tensor, " N"], Norms]:
-        """One pass over the training data for every host. Returns mean losses and mean gradient norms."""
+    def train_epoch(self, known: Known | None = None) -> tuple[Float[Tensor, " N"], Norms, Float[Tensor, "N S"]]:
+        """One pass over the training data for every host.
+
+        Returns mean losses and mean gradient norms, of parameters and of the streams at slots.
+        """
         plan = self.plan(known or self.known(), measuring=False)
         count = torch.zeros((), dtype=torch.int64, device=self.device)
         order = permutation(key(self.rng_seeds, Purpose.SHUFFLE, self.epoch), len(self.train_data[0]))
-        losses = self.losses.zero_()
+        losses, pulls = self.losses.zero_(), self.pulls.zero_()
         norms: Norms = {name: stack.norms.zero_() for name, stack in self.network.stacks.items()}
         num_steps = len(order[0]) // self.config.batch_size
         chunks = self.memory.chunks(self.num_hosts, self.config.batch_size, *rows_of(plan))
@@ -215,7 +219,7 @@ class Fleet:
             program(inputs)
             for _ in range(num_steps - 1):
                 program.graph.replay()
-        return losses / num_steps, {name: norm / num_steps for name, norm in norms.items()}
+        return losses / num_steps, {name: norm / num_steps for name, norm in norms.items()}, pulls / num_steps
 
     def recorded(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Program | None:
         """A captured program for these inputs, if this fleet captures any."""
@@ -224,9 +228,10 @@ class Fleet:
 
         def warm_up() -> None:
             changing = [t for stack in self.network.stacks.values() for t in (*stack.tensors.values(), stack.norms)]
-            before = [t.clone() for t in (*changing, self.losses)]
+            changing += [self.losses, self.pulls]
+            before = [t.clone() for t in changing]
             function(*tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, inputs))
-            for tensor, value in zip((*changing, self.losses), before, strict=True):
+            for tensor, value in zip(changing, before, strict=True):
                 tensor.copy_(value)
 
         return self.programs.find(name, function, inputs, warm_up, kinds=tuple(self.network.stacks))
@@ -239,17 +244,22 @@ class Fleet:
         stacks = self.network.stacks
         flats = {name: stack.flat.to(self.engine.compute).detach().requires_grad_() for name, stack in stacks.items()}
         gradients: list[Tensor] = []
+        pulled = torch.zeros_like(self.pulls)
         for part in batch.chunk(chunks, dim=1):
             x, y = (data[part] for data in self.train_data)
-            out, beside = self.network.forward(flats, x, plan)
+            out, beside, streams = self.network.forward(flats, x, plan)
             loss = by_row(self.objective.loss, out, y) / size
             total = loss.sum()
             if beside is not None:
                 side = by_row(self.objective.loss, beside, y[plan.beside.rows]) / size
                 total = total + side.where(plan.beside.real, 0.0).sum()
-            new = torch.autograd.grad(total, list(flats.values()), allow_unused=True, materialize_grads=True)
-            gradients = [a + b for a, b in zip(gradients, new, strict=True)] if gradients else list(new)
+            wanted = [*flats.values(), *streams]
+            (*new,) = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)
+            pulled += torch.stack([_squares(g) for g in new[len(flats) :]], 1)
+            new = new[: len(flats)]
+            gradients = [a + b for a, b in zip(gradients, new, strict=True)] if gradients else new
             self.losses += loss.detach()
+        self.pulls += pulled.sqrt()
         here = [b for slot in plan.slots for b in slot.buckets]
         active = {None: self.everyone} | {b.kind: b.learns for b in here}
         rate = {None: self.lr} | {b.kind: b.lr for b in here}
@@ -282,7 +292,7 @@ class Fleet:
         flats = {name: stack.flat.to(self.engine.compute) for name, stack in self.network.stacks.items()}
         sums, besides = [], []
         for x, y in zip(*(data.chunk(chunks) for data in self.validation_data), strict=True):
-            out, beside = self.network.forward(flats, x.expand(self.num_hosts, *x.shape), plan)
+            out, beside, _ = self.network.forward(flats, x.expand(self.num_hosts, *x.shape), plan)
             sums.append(self.judge(out, y))
             besides.append(None if beside is None else self.judge(beside, y)[1])
         size = len(self.validation_data[0])
@@ -303,7 +313,7 @@ class Fleet:
         targets = y.expand(len(out), *y.shape)
         return by_row(self.objective.loss, out, targets), by_row(self.objective.metric, out, targets)
 
-    def examine(self, train_loss: Tensor, norms: Norms, measured: Measured) -> Vitals:
+    def examine(self, train_loss: Tensor, norms: Norms, pulls: Tensor, measured: Measured) -> Vitals:
         """Who is sane, which seeds are healthy, and what they are worth."""
         sane = train_loss.isfinite() & measured.loss.isfinite() & norms[None].isfinite()
         sane &= self.trunk.flat.isfinite().all(1)
@@ -321,7 +331,13 @@ class Fleet:
                 norm = torch.cat([norms[kind] for kind in here])[rows]
                 share[hosts, s] = (norm / norms[None][hosts]).to(share.dtype)
                 healthy[hosts, s] = finite & (~learning[hosts, s] | ((norm > 0) & norm.isfinite()))
-        return Vitals(sane, healthy, measured.contribution, share)
+        return Vitals(sane, healthy, measured.contribution, share, pulls.to(share.dtype))
+
+
+def _squares(gradient: Float[Tensor, "N ..."]) -> Float[Tensor, " N"]:
+    """The squared length of each row, summed in single precision at least."""
+    dtype = torch.promote_types(gradient.dtype, torch.float32)
+    return torch.linalg.vector_norm(gradient.flatten(1), dim=1, dtype=dtype).square()
 
 
 def by_row(judge: Callable[[Tensor, Tensor], Tensor], out: Tensor, y: Tensor) -> Float[Tensor, " R"]:

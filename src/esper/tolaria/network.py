@@ -108,8 +108,8 @@ class Network:
         }
         self.buckets = {kind: bucket for kind, bucket in self.buckets.items() if self.idle[kind] <= self.patience}
 
-    def forward(self, flats: Flats, x: Tensor, plan: Plan) -> tuple[Tensor, Tensor | None]:
-        """What all hosts answer, (N, B, ...), and what the rows beside them do.
+    def forward(self, flats: Flats, x: Tensor, plan: Plan) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """What all hosts answer, (N, B, ...), what the rows beside them do, and the hosts' streams at their slots.
 
         A row beside starts where its seed sits, from a copy of the host's stream that no gradient leaves, with the
         seed switched over: on if it is silent, off if it speaks. All other weights it meets are fixed.
@@ -118,6 +118,7 @@ class Network:
         segments = self.trunk.template.segments
         assert isinstance(segments, nn.ModuleList)
         beside: Tensor | None = None
+        streams = []
         for s, segment in enumerate(segments):
             prefix = f"segments.{s}."
             x = run_rows(segment, under(prefix, trunk), x)
@@ -125,9 +126,11 @@ class Network:
                 rows = plan.beside.rows[: len(beside)]
                 fixed = {name: p.detach()[rows] for name, p in under(prefix, trunk).items()}
                 beside = run_rows(segment, fixed, beside)
-            if s < len(plan.slots) and plan.slots[s].buckets:
-                x, beside = self.graft(flats, x, beside, plan.slots[s])
-        return x, beside
+            if s < len(plan.slots):
+                streams.append(x)
+                if plan.slots[s].buckets:
+                    x, beside = self.graft(flats, x, beside, plan.slots[s])
+        return x, beside, streams
 
     def graft(self, flats: Flats, x: Tensor, beside: Tensor | None, plan: SlotPlan) -> tuple[Tensor, Tensor | None]:
         """Let the seeds of one slot speak, in their hosts and in the rows beside, and start new rows."""

@@ -58,9 +58,9 @@ class Reference:
         """Carry out one action (`self.space.action(...)`) and live through the epoch that follows."""
         no = self.act(action)
         self.begin_epoch()
-        train_loss, norms = self.train_epoch()
+        train_loss, norms, pulls = self.train_epoch()
         evaluation = self.evaluate()
-        self.vitals = self.examine(train_loss, norms, evaluation)
+        self.vitals = self.examine(train_loss, norms, evaluation)._replace(pull=pulls[None].to(self.state.alpha))
         self.epoch += 1
         return self.report(action, no, train_loss, evaluation)
 
@@ -100,30 +100,44 @@ class Reference:
             slot.alpha.copy_(state.alpha[0, s])
         self.state = state
 
-    def train_epoch(self) -> tuple[float, dict[str, float]]:
-        """One pass over the training data. Returns the mean loss and each optimiser group's mean gradient norm."""
+    def train_epoch(self) -> tuple[float, dict[str, float], Tensor]:
+        """One pass over the training data.
+
+        Returns the mean loss, and mean gradient norms: of each optimiser group, and of the streams at slots.
+        """
         x, y = self.task.train
         size = self.config.batch_size
         order = permutation(key(self.rng_seed, Purpose.SHUFFLE, self.epoch), len(x))
         batches = order[: len(x) // size * size].view(-1, size)
-        losses, norms = [], []
+        losses, norms, pulls = [], [], []
         for batch in batches:
-            losses.append(self.gradients(x[batch], y[batch]))
+            loss, pull = self.gradients(x[batch], y[batch])
+            losses.append(loss)
+            pulls.append(pull)
             norms.append(self.step())
         mean = {name: sum(norm[name] for norm in norms) / len(norms) for name in norms[0]}
-        return sum(losses) / len(losses), mean
+        return sum(losses) / len(losses), mean, torch.stack(pulls).mean(0)
 
-    def gradients(self, x: Tensor, y: Tensor) -> float:
-        """Gradients of the host on one batch, and of each incubating seed on the same batch as if it were heard."""
+    def gradients(self, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
+        """Gradients of the host on one batch, and of each incubating seed on the same batch as if it were heard.
+
+        Returns the loss, and the norm of its gradient with respect to what each slot was given.
+        """
         self.optimizer.zero_grad()
+        streams: list[Tensor] = []
+        hooks = [slot.register_forward_pre_hook(lambda _, given: streams.append(given[0])) for slot in self.host.slots]
         loss = self.loss(x, y)
+        for hook in hooks:
+            hook.remove()
+        for stream in streams:
+            stream.retain_grad()
         loss.backward()
         for s in incubating(self.state)[0].nonzero()[:, 0].tolist():
             parameters = list(self.host.slot(s).parameters())
             side = self.loss(x, y, {s: self.state.alpha_target[0, s]})
             for p, gradient in zip(parameters, torch.autograd.grad(side, parameters), strict=True):
                 p.grad = gradient
-        return loss.item()
+        return loss.item(), torch.stack([stream.grad.norm() for stream in streams if stream.grad is not None])
 
     def step(self) -> dict[str, float]:
         """Clip each group by itself, then step. Returns the norms before clipping."""
