@@ -1,5 +1,9 @@
 """The update, finding by finding."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -36,8 +40,8 @@ def test_value_clipping_takes_the_worse_of_both(lives):
     moved = lives._replace(old=old, returns=value)
     with pytest.warns(UserWarning, match="value_clip"):
         clipping = PPOConfig(value_clip=1.0)
-    plain = losses(controller, moved, PPOConfig()).value
-    clipped = losses(controller, moved, clipping).value
+    plain = losses(controller, moved, PPOConfig(), 0.01).value
+    clipped = losses(controller, moved, clipping, 0.01).value
     assert plain.item() == pytest.approx(0.0, abs=1e-9)
     assert clipped.item() == pytest.approx(0.5 * 4.0 * lives.valid.sum().item(), rel=1e-5)
 
@@ -52,7 +56,7 @@ def test_beyond_the_clip_range_nothing_more_is_gained(lives, ratio, advantage, m
     shifted = lives.old._replace(log_probs=new - torch.tensor(ratio).log())
     lives = lives._replace(old=shifted, advantage=torch.full_like(lives.advantage, advantage))
     controller.zero_grad()
-    losses(controller, lives, PPOConfig()).policy.sum().backward()
+    losses(controller, lives, PPOConfig(), 0.01).policy.sum().backward()
     assert any(p.grad.any() for p in controller.op.parameters()) == moves
 
 
@@ -68,7 +72,7 @@ def test_a_rare_head_gets_the_same_entropy_gradient_as_a_busy_one(lives):
     found = []
     for part in (few, lives):
         controller.zero_grad()
-        entropy = losses(controller, part, PPOConfig()).entropy[Head.BLUEPRINT] / totals(part).heads[Head.BLUEPRINT]
+        entropy = losses(controller, part, PPOConfig(), 0.01).entropy[Head.BLUEPRINT] / totals(part).heads[Head.BLUEPRINT]
         entropy.backward()
         found.append([p.grad.clone() for p in controller.blueprint_score.parameters()])
     for a, b in zip(*found, strict=True):
@@ -83,7 +87,7 @@ def test_adding_irrelevant_decisions_changes_no_heads_policy_loss(lives):
     action[0, :2, Head.OP] = Op.GERMINATE
     lives = lives._replace(old=lives.old._replace(action=action))
     few = select(lives, torch.arange(2))
-    means = [losses(controller, part, PPOConfig()).policy / totals(part).heads.clamp(min=1) for part in (few, lives)]
+    means = [losses(controller, part, PPOConfig(), 0.01).policy / totals(part).heads.clamp(min=1) for part in (few, lives)]
     torch.testing.assert_close(means[0][Head.BLUEPRINT], means[1][Head.BLUEPRINT])
     assert means[0][Head.ALPHA_SPEED] == 0
 
@@ -103,12 +107,12 @@ def test_minibatches_without_a_heads_decisions_do_not_dilute_what_is_reported_of
 
 def test_the_loss_is_policy_plus_value_minus_entropy(lives):
     lives, controller = lives
-    found, over = losses(controller, lives, PPOConfig()), totals(lives)
+    found, over = losses(controller, lives, PPOConfig(), 0.3), totals(lives)
     config = PPOConfig(value_coef=0.7)
     policy = (found.policy / over.heads.clamp(min=1)).sum()
     entropy = (found.entropy / over.heads.clamp(min=1)).mean()
     value = found.value / over.decisions
-    torch.testing.assert_close(loss(found, over, config, 0.3), policy + 0.7 * value - 0.3 * entropy)
+    torch.testing.assert_close(loss(found, over, config), policy + 0.7 * value - 0.3 * entropy)
 
 
 def test_what_follows_a_rollout_is_expected_from_where_it_led():
@@ -128,3 +132,64 @@ def test_the_reviewed_systems_defaults_are_a_preset():
     assert (config.target_kl, config.max_grad_norm, config.adam_eps) == (0.015, 0.5, 1e-5)
     assert (config.weight_decay, config.epochs, config.gamma, config.lam) == (0.0, 1, 0.995, 0.97)
     assert make_env("mlp", 1).config.episode == 25
+
+
+@pytest.mark.parametrize(("legal", "coefficient"), [(1.0, 0.02), (1 / 2, 0.04), (1 / 13, 0.06)])
+def test_the_entropy_floor_rises_as_choices_shrink_up_to_three_times(legal, coefficient):
+    config = PPOConfig(entropy_floor=0.02)
+    share = torch.full((2, 3, len(Head)), legal)
+    torch.testing.assert_close(config.floored(0.01, share), torch.full_like(share, coefficient))
+    torch.testing.assert_close(config.floored(1.0, share), torch.ones_like(share))
+    assert PPOConfig().floored(0.01, share) == 0.01
+
+
+def test_one_legal_choice_has_no_entropy_to_raise(lives):
+    lives, controller = lives
+    legal = lives.seen.legal.clone()
+    legal[..., Op.WAIT + 1 :, :] = False
+    waiting = lives.old.action.clone()
+    waiting[..., Head.OP] = Op.WAIT
+    lives = lives._replace(seen=lives.seen._replace(legal=legal), old=lives.old._replace(action=waiting))
+    found = losses(controller, lives, PPOConfig(entropy_floor=0.5), 0.0)
+    assert found.bonus[Head.OP] == 0
+    controller.zero_grad()
+    found.bonus.sum().backward()
+    assert not any(p.grad.any() for p in controller.op.parameters())
+
+
+def test_a_floor_reaches_the_gradient(lives):
+    lives, controller = lives
+    gradients = []
+    for config in (PPOConfig(), PPOConfig(entropy_floor=0.5)):
+        controller.zero_grad()
+        losses(controller, lives, config, 0.0).bonus.sum().backward()
+        gradients.append(sum(p.grad.abs().sum() for p in controller.op.parameters()).item())
+    assert gradients[0] == 0 < gradients[1]
+
+
+COMPILED = """
+import torch
+from esper.simic import CollectConfig, Learner, PPOConfig, RewardConfig
+from esper.simic.rollout import Collector, collect
+from small_fleets import controller_for, make_env
+
+ends = []
+for backend in (None, "aot_eager"):
+    controller = controller_for()
+    fleets = Collector([make_env("mlp", 4, episode=3, staggered=True)], controller, CollectConfig(horizon=4))
+    fleets.begin(0.0)
+    rollout = collect(fleets, controller, 0.0, RewardConfig())
+    learner = Learner(controller, PPOConfig(compile=backend, minibatches=1))
+    assert (learner.losses is not None) and (backend is None or hasattr(learner.losses, "_torchdynamo_orig_callable"))
+    learner.update(rollout)
+    ends.append([p.detach().clone() for p in controller.parameters()])
+for a, b in zip(*ends):
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+"""
+
+
+def test_a_compiled_update_agrees_with_an_eager_one():
+    """In a process of its own: the type checks of the tests cannot be compiled."""
+    tests = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", COMPILED], cwd=tests, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

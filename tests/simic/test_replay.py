@@ -51,7 +51,7 @@ def test_every_epoch_holds_each_sequence_once():
 
 def gradients(controller, lives, config):
     controller.zero_grad()
-    found = losses(controller, lives, config)
+    found = losses(controller, lives, config, 0.01)
     (found.policy.sum() + found.value - found.entropy.sum()).backward()
     return [p.grad.clone() for p in controller.parameters()]
 
@@ -92,7 +92,7 @@ def test_an_irrelevant_head_gets_exactly_no_gradient(collector):
     waiting[..., Head.OP] = Op.WAIT
     lives = lives._replace(old=lives.old._replace(action=waiting))
     controller.zero_grad()
-    losses(controller, lives, config).policy.sum().backward()
+    losses(controller, lives, config, 0.01).policy.sum().backward()
     for module in (controller.slot_score, controller.blueprint_score, controller.tail):
         assert all(not p.grad.any() for p in module.parameters())
     assert any(p.grad.any() for p in controller.op.parameters())

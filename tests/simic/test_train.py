@@ -8,7 +8,9 @@ import torch
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.simic import CollectConfig, LearnConfig, Learner, PPOConfig, RewardConfig, train
+from esper.simic.normalizers import Running
 from esper.simic.rollout import Collector, collect
+from esper.simic.train import spread, summarize
 from small_fleets import controller_for, make_env
 
 
@@ -78,18 +80,56 @@ def test_the_end_of_a_life_is_worth_nothing_or_what_would_have_followed(terminal
     assert torch.equal(rollout.after[:-1][going_on], rollout.choice.value[1:][going_on])
 
 
-def test_nonsense_is_not_learned_from():
+@pytest.mark.parametrize("what", ["rewards", "host", "slots"])
+def test_nonsense_is_not_learned_from(what):
     controller = controller_for()
     learner = Learner(controller, PPOConfig())
     gathered = Collector(fleets(), controller, CollectConfig(horizon=3))
     gathered.begin(0.0)
     rollout = collect(gathered, controller, 0.0, RewardConfig())
     before = [p.clone() for p in controller.parameters()]
-    reward = rollout.reward.clone()
-    reward[1, 2] = torch.nan
-    with pytest.raises(EsperError, match="not finite; nothing was learned"):
-        learner.update(rollout._replace(reward=reward))
+    if what == "rewards":
+        broken = rollout._replace(reward=_with_a_nan(rollout.reward))
+    else:
+        features = rollout.seen.features
+        features = features._replace(**{what: _with_a_nan(getattr(features, what))})
+        broken = rollout._replace(seen=rollout.seen._replace(features=features))
+    learned = learner.update(broken)
+    assert learned.stopped is not None
+    assert what in learned.stopped
+    assert learned.steps == 0
     assert all(torch.equal(a, b) for a, b in zip(before, controller.parameters(), strict=True))
+    report = summarize(0, broken, broken.reward, learned, 0.0, {})
+    assert report.stopped == learned.stopped
+    learner.update(rollout)
+    assert not all(torch.equal(a, b) for a, b in zip(before, controller.parameters(), strict=True)), "life goes on"
+
+
+def test_rewards_that_are_not_finite_leave_no_trace_in_their_scale():
+    gathered = Collector(fleets(), controller := controller_for(), CollectConfig(horizon=3))
+    gathered.begin(0.0)
+    rollout = collect(gathered, controller, 0.0, RewardConfig())
+    scale = Running((), torch.device("cpu"))
+    spread(scale, rollout._replace(reward=_with_a_nan(rollout.reward)))
+    assert scale.count == rollout.reward.numel() - 1
+    assert scale.std.isfinite()
+
+
+def test_a_rollout_is_in_the_scale_of_rewards_before_it_is_learned_from():
+    """D1: one defined point. Features need no statistics: they are ratios by themselves, stored as they were seen."""
+    controller = controller_for()
+    gathered = Collector(fleets(), controller, CollectConfig(horizon=3))
+    gathered.begin(0.0)
+    rollout = collect(gathered, controller, 0.0, RewardConfig())
+    scale = Running((), torch.device("cpu"))
+    divided = rollout.reward / spread(scale, rollout)
+    assert divided.std(unbiased=False).item() == pytest.approx(1.0, rel=1e-3)
+
+
+def _with_a_nan(x):
+    x = x.clone()
+    x[1, 2] = torch.nan
+    return x
 
 
 BAD = {

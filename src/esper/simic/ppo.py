@@ -38,6 +38,9 @@ class PPOConfig:
     entropy_end: float | None = None
     """Where the entropy coefficient ends up after `anneal` updates; None: where it began."""
     anneal: int = 100
+    entropy_floor: float | None = None
+    """The least entropy coefficient of a decision, times all choices over the legal ones, at most 3 times: where few
+    are legal, those are explored the more. A floor on the coefficient, never on probabilities."""
     entropy_weights: dict[str, float] = field(default_factory=lambda: dict(EVEN))
     """The share of each head in the mean entropy."""
     target_kl: float | None = None
@@ -55,6 +58,8 @@ class PPOConfig:
     """How strongly the policy is held near the one it started from, if there is one: times their divergence."""
     group_baseline: bool = True
     """Compare siblings: advantages minus the mean of the others in the group."""
+    compile: str | None = None
+    """A backend of torch.compile for the losses, such as inductor; None: none."""
 
     def __post_init__(self) -> None:
         for name in ("lr", "clip", "max_grad_norm", "epochs", "minibatches", "accumulate", "adam_eps"):
@@ -63,8 +68,8 @@ class PPOConfig:
         for name in ("gamma", "lam"):
             if not 0 < getattr(self, name) <= 1:
                 raise EsperError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
-        for name in ("value_coef", "entropy_coef", "anchor_coef", "weight_decay", "anneal"):
-            if getattr(self, name) < 0:
+        for name in ("value_coef", "entropy_coef", "entropy_floor", "anchor_coef", "weight_decay", "anneal"):
+            if (getattr(self, name) or 0) < 0:
                 raise EsperError(f"{name} must not be negative, not {getattr(self, name)}")
         if sum(per_head(self.entropy_weights)) <= 0:
             raise EsperError("entropy_weights must not all be 0")
@@ -80,6 +85,12 @@ class PPOConfig:
             if unusual:
                 warnings.warn(f"unusual: {why}", stacklevel=3)
 
+    def floored(self, coefficient: float, legal: Float[Tensor, "*N H"]) -> Float[Tensor, "*N H"] | float:
+        """The entropy coefficient of every decision and head, by the share of choices that were legal."""
+        if self.entropy_floor is None:
+            return coefficient
+        return (self.entropy_floor * (1 / legal).clamp(max=FLOOR_CAP)).clamp(min=coefficient)
+
     def entropy_at(self, update: int) -> float:
         if self.entropy_end is None:
             return self.entropy_coef
@@ -87,6 +98,7 @@ class PPOConfig:
         return self.entropy_coef + share * (self.entropy_end - self.entropy_coef)
 
 
+FLOOR_CAP = 3.0
 REVIEWED = {"value_clip": 10.0, "target_kl": 0.015, "epochs": 1}
 """What the reviewed system chose, where it differs from our defaults."""
 
@@ -109,6 +121,8 @@ class Losses(NamedTuple):
 
     policy: Float[Tensor, " H"]
     entropy: Float[Tensor, " H"]
+    bonus: Float[Tensor, " H"]
+    """Entropy times its coefficient."""
     kl: Float[Tensor, " H"]
     clipped: Float[Tensor, " H"]
     anchor: Float[Tensor, " H"]
@@ -167,7 +181,7 @@ def select(lives: Lives, which: Int[Tensor, " Q"]) -> Lives:
     return Lives(seen, old, at(lives.advantage), at(lives.returns), at(lives.valid), memory, anchor)
 
 
-def losses(controller: Controller, lives: Lives, config: PPOConfig) -> Losses:
+def losses(controller: Controller, lives: Lives, config: PPOConfig, entropy_coef: float) -> Losses:
     """What the policy would change. Padding and heads that nobody listened to reach nothing."""
     new = controller.judge(lives.seen, lives.memory, lives.old.action)
     counts = relevant(lives.old.action[..., Head.OP]) & lives.valid[..., None]  # L Q H
@@ -194,6 +208,7 @@ def losses(controller: Controller, lives: Lives, config: PPOConfig) -> Losses:
     return Losses(
         policy=-over_decisions(gain),
         entropy=over_decisions(new.entropy),
+        bonus=over_decisions(config.floored(entropy_coef, new.legal) * new.entropy),
         kl=kl,
         clipped=clipped,
         anchor=over_decisions(away.exp() - 1 - away),
@@ -215,13 +230,13 @@ def totals(lives: Lives) -> Totals:
     return Totals(counts.sum((0, 1)).float(), lives.valid.sum().float())
 
 
-def loss(found: Losses, over: Totals, config: PPOConfig, entropy_coef: float) -> Float[Tensor, ""]:
+def loss(found: Losses, over: Totals, config: PPOConfig) -> Float[Tensor, ""]:
     """One number: policy + value_coef * value - entropy_coef * entropy, and what the anchor adds."""
     heads = over.heads.clamp(min=1)
     weights = torch.tensor(per_head(config.entropy_weights), device=heads.device)
     policy = (found.policy / heads).sum()
-    entropy = (weights * found.entropy / heads).sum() / weights.sum()
-    total = policy + config.value_coef * found.value / over.decisions.clamp(min=1) - entropy_coef * entropy
+    bonus = (weights * found.bonus / heads).sum() / weights.sum()
+    total = policy + config.value_coef * found.value / over.decisions.clamp(min=1) - bonus
     return total + config.anchor_coef * (found.anchor / heads).sum() if config.anchor_coef else total
 
 
@@ -263,6 +278,7 @@ class Learner:
         ]
         self.optimizer = torch.optim.AdamW(groups, config.lr, eps=config.adam_eps, fused=True)
         self.generator = torch.Generator().manual_seed(rng_seed)
+        self.losses = torch.compile(losses, backend=config.compile) if config.compile else losses
         self.updates = 0
 
     def update(self, rollout: Rollout, reward: Float[Tensor, "T N"] | None = None) -> Learned:
@@ -271,9 +287,10 @@ class Learner:
         rewards = rollout.reward if reward is None else reward
         raw = gae(rewards, rollout.choice.value, rollout.after, rollout.ended, config.gamma, config.lam)
         returns = raw + rollout.choice.value
-        if not bool(rewards.isfinite().all() & returns.isfinite().all() & rollout.seen.features.host.isfinite().all()):
-            raise EsperError("the rollout holds rewards, values or features that are not finite; nothing was learned")
         compared = against_siblings(raw, rollout.groups, rollout.comparable) if config.group_baseline else raw
+        if broken := _broken(rewards=rewards, values=returns, **rollout.seen.features._asdict()):
+            self.updates += 1
+            return _nothing(compared, returns, f"not finite: {', '.join(broken)}; nothing was learned from this rollout")
         advantage = standardized(compared, torch.ones_like(rollout.ended))
         blank = controller.blank(rollout.reward.shape[1], rollout.reward.device)
         lives = cut(rollout, advantage, returns, controller.config.recurrent, blank)
@@ -296,15 +313,12 @@ class Learner:
         self.updates += 1
         counted = torch.stack(samples)
         share = counted / counted.sum(0).clamp(min=1)  # a minibatch without a head's decisions says nothing of it
-        policy, entropy, kl, beyond, anchor = (
-            (torch.stack(x) * share).sum(0) for x in list(zip(*found, strict=True))[:5]
-        )
+        by_head = {
+            name: (torch.stack([getattr(f, name) for f in found]) * share).sum(0)
+            for name in ("policy", "entropy", "bonus", "kl", "clipped", "anchor")
+        }
         means = Losses(
-            policy,
-            entropy,
-            kl,
-            beyond,
-            anchor,
+            **by_head,
             value=torch.stack([f.value for f in found]).mean(),
             ratio_min=torch.stack([f.ratio_min for f in found]).amin(0),
             ratio_max=torch.stack([f.ratio_max for f in found]).amax(0),
@@ -340,14 +354,16 @@ class Learner:
         parts = []
         coefficient = config.entropy_at(self.updates)
         for piece in pieces:
-            part = losses(self.controller, select(lives, piece) if len(pieces) > 1 else lives, config)
-            loss(part, over, config, coefficient).backward()
+            some = select(lives, piece) if len(pieces) > 1 else lives
+            part = self.losses(self.controller, some, config, coefficient)
+            loss(part, over, config).backward()
             parts.append(Losses(*(x.detach() for x in part)))
         heads = over.heads.clamp(min=1)
         total = Losses(*(torch.stack(x).sum(0) for x in zip(*parts, strict=True)))
         mean = Losses(
             policy=total.policy / heads,
             entropy=total.entropy / heads,
+            bonus=total.bonus / heads,
             kl=total.kl / heads,
             clipped=total.clipped / heads,
             anchor=total.anchor / heads,
@@ -362,6 +378,19 @@ class Learner:
             return mean, over, recorded, f"the policy moved by more than 1.5 times target_kl ({config.target_kl})"
         self.optimizer.step()
         return mean, over, recorded, None
+
+
+def _broken(**tensors: Tensor) -> list[str]:
+    """The names of what is not finite."""
+    finite = torch.stack([x.isfinite().all() for x in tensors.values()]).tolist()
+    return [name for name, fine in zip(tensors, finite, strict=True) if not fine]
+
+
+def _nothing(compared: Tensor, returns: Tensor, why: str) -> Learned:
+    """An update that was not made."""
+    zero = torch.zeros(len(Head), device=returns.device)
+    found = Losses(**{name: torch.zeros_like(zero) for name in Losses._fields})._replace(value=zero[0])
+    return Learned(found, zero, compared.mean(), compared.std(), returns, zero[0], zero[0], zero, 0, 0, why)
 
 
 def head_gradients(controller: Controller) -> Float[Tensor, " H"]:

@@ -57,7 +57,7 @@ def train(
 
 def spread(scale: Running, rollout: Rollout) -> Tensor:
     """The deviation of rewards so far, this rollout's included; they are divided by it."""
-    scale.absorb(rollout.reward.clamp(-10, 10))
+    scale.absorb(rollout.reward.clamp(-10, 10), rollout.reward.isfinite())
     return scale.std.clamp(min=1e-3).float()
 
 

@@ -89,6 +89,8 @@ class Judged(NamedTuple):
     log_probs: Float[Tensor, "*N H"]
     entropy: Float[Tensor, "*N H"]
     """Of each head, from 0 to 1."""
+    legal: Float[Tensor, "*N H"]
+    """The share of each head's choices that were legal."""
     value: Float[Tensor, "*N"]
 
 
@@ -230,7 +232,9 @@ class Controller(nn.Module):
         given = (*action[..., : Head.STYLE].unbind(-1), action[..., Head.STYLE :])
         choices = self._choose(x, slots, seen, lambda group, _: given[group])
         log_probs = _joined([chosen(found, picked) for picked, found, _ in choices])
-        return Judged(log_probs, _joined([entropy(found, mask) for _, found, mask in choices]), self.value(x)[..., 0])
+        spread = _joined([entropy(found, mask) for _, found, mask in choices])
+        legal = _joined([mask.float().mean(-1) for _, _, mask in choices[:3]] + [torch.ones_like(given[3]).float()])
+        return Judged(log_probs, spread, legal, self.value(x)[..., 0])
 
     def expect(self, seen: Observation, memory: Memory) -> Float[Tensor, " N"]:
         """The value of where N hosts are, without remembering it."""
