@@ -21,9 +21,23 @@ def test_bench_fleet_prints_one_json_object(capsys):
         assert row["ratio"] == pytest.approx(row["samples_per_s"] / found["rows"][0]["samples_per_s"], abs=0.01)
 
 
+def test_bench_ppo_prints_one_json_object(capsys):
+    main(["bench", "ppo", "--quick", "--json", "--minibatches", "1", "--hosts", "2", "--decisions", "6"])
+    found = json.loads(capsys.readouterr().out)
+    assert [row["who"] for row in found["rows"]] == ["esper", "sb3_recurrent", "sb3_maskable"]
+    slow = found["rows"][1]["update_ms"]
+    for row in found["rows"]:
+        assert row["minibatches"] == 1
+        assert row["decisions"] == 12
+        assert min(row["update_ms"], row["act_ms"]) > 0
+        assert row["ratio"] == pytest.approx(slow / row["update_ms"], rel=0.01, abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["bench", "ppo", "--hosts", "0"], "hosts must be at least 1"),
+        (["bench", "ppo", "--minibatches", "9"], "minibatches (9) hold whole lives, and there are only 8"),
         (["bench", "fleet", "--work", "nist"], "unknown work 'nist': did you mean 'mnist1d'?"),
         (["bench", "fleet", "--hosts", "0"], "hosts must be positive"),
         (["bench", "fleet", "--device", "gpu7"], "device 'gpu7' is none that torch knows"),

@@ -72,7 +72,9 @@ def test_a_rare_head_gets_the_same_entropy_gradient_as_a_busy_one(lives):
     found = []
     for part in (few, lives):
         controller.zero_grad()
-        entropy = losses(controller, part, PPOConfig(), 0.01).entropy[Head.BLUEPRINT] / totals(part).heads[Head.BLUEPRINT]
+        entropy = (
+            losses(controller, part, PPOConfig(), 0.01).entropy[Head.BLUEPRINT] / totals(part).heads[Head.BLUEPRINT]
+        )
         entropy.backward()
         found.append([p.grad.clone() for p in controller.blueprint_score.parameters()])
     for a, b in zip(*found, strict=True):
@@ -87,7 +89,9 @@ def test_adding_irrelevant_decisions_changes_no_heads_policy_loss(lives):
     action[0, :2, Head.OP] = Op.GERMINATE
     lives = lives._replace(old=lives.old._replace(action=action))
     few = select(lives, torch.arange(2))
-    means = [losses(controller, part, PPOConfig(), 0.01).policy / totals(part).heads.clamp(min=1) for part in (few, lives)]
+    means = [
+        losses(controller, part, PPOConfig(), 0.01).policy / totals(part).heads.clamp(min=1) for part in (few, lives)
+    ]
     torch.testing.assert_close(means[0][Head.BLUEPRINT], means[1][Head.BLUEPRINT])
     assert means[0][Head.ALPHA_SPEED] == 0
 

@@ -7,6 +7,7 @@ from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage
 from esper.simic.play import play
+from esper.tamiyo.features import View, no_history
 from esper.tamiyo.policies import (
     FixedPlan,
     GapTrigger,
@@ -102,3 +103,38 @@ def test_the_same_policy_on_the_same_hosts_gives_the_same_outcome():
     outcomes = [play(make_env("mlp", 4, episode=5), RandomLegal(), rent=0.02, rng_seed=3) for _ in range(2)]
     for a, b in zip(*outcomes, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("against", [False, True])
+def test_the_greedy_rule_plants_where_the_loss_pulls_hardest_or_least(against):
+    env = make_env("mlp", 6, episode=12)
+    env.reset()
+    env.step(torch.tensor([env.setting.space.action()] * 6))
+    step = env.step(torch.tensor([env.setting.space.action()] * 6))
+    pull = step.signals.vitals.pull
+    assert (pull > 0).all()
+    rule = GreedyGradient(against=against)
+    rule.begin(env.setting, 6, torch.device("cpu"))
+    flat = torch.zeros(6)
+    view = View(step.signals, no_history(6, torch.device("cpu")), env.setting, flat, flat + torch.inf)
+    action = rule.decide(view, torch.zeros(6, dtype=torch.bool), torch.full((6, 99), 0.5))
+    assert (action[:, Head.OP] == Op.GERMINATE).all()
+    assert torch.equal(action[:, Head.SLOT], pull.argmin(1) if against else pull.argmax(1))
+
+
+def test_gardeners_plant_in_the_order_they_are_told():
+    policy = Watched(Schedule(every=1, slots=("s1", "s0"), blueprint="mlp"))
+    play(make_env("mlp", 2, episode=4), policy, rent=0.0)
+    actions = torch.stack(policy.actions)[:2, 0]
+    assert actions[:, Head.OP].tolist() == [Op.GERMINATE, Op.GERMINATE]
+    assert actions[:, Head.SLOT].tolist() == [1, 0]
+    only = Watched(Schedule(every=1, slots=("s1",), blueprint="mlp"))
+    play(make_env("mlp", 2, episode=4), only, rent=0.0)
+    planted = torch.stack(only.actions)[..., Head.OP] == Op.GERMINATE
+    assert planted.sum(0).tolist() == [1, 1], "other slots are left alone"
+
+
+def test_an_unknown_slot_is_named():
+    env = make_env("mlp", 2, episode=4)
+    with pytest.raises(EsperError, match="s9"):
+        Schedule(slots=("s9",)).begin(env.setting, 2, torch.device("cpu"))

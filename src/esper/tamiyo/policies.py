@@ -139,9 +139,10 @@ class Gardener(Rule):
 
     def decide(self, view: View, fresh: Bool[Tensor, " N"], uniform: Float[Tensor, "N A"]) -> Int[Tensor, "N H"]:
         legal, slots = view.signals.legal, view.signals.slots
-        open_slots = legal[:, Op.GERMINATE] & self.prefers(view).isfinite()
+        preference = self.prefers(view)
+        open_slots = legal[:, Op.GERMINATE] & preference.isfinite()
         plant = self.all(view, self.seed)
-        plant[:, Head.SLOT] = self.prefers(view).masked_fill(~open_slots, -torch.inf).argmax(1)
+        plant[:, Head.SLOT] = preference.masked_fill(~open_slots, -torch.inf).argmax(1)
         chosen = torch.where((self.wants(view) & open_slots.any(1))[:, None], plant, self.wait(view))
         worth = view.signals.vitals.contribution
         proven = legal[:, Op.FOSSILIZE] & (worth > 0)

@@ -1,0 +1,72 @@
+"""Plans found by chance, and comparisons in which only the policy differs."""
+
+import pytest
+import torch
+
+from esper.leyline.actions import Op
+from esper.leyline.errors import EsperError
+from esper.simic.search import best_plan, compare, random_plans, single_plans
+from esper.tamiyo.features import View, no_history
+from esper.tamiyo.policies import FixedPlan, Never, Planned, RandomLegal, SideBySide
+from small_fleets import make_env
+
+
+def test_policies_that_do_the_same_fare_the_same_to_the_bit():
+    """So hosts of a group have the same weights and see the same batches."""
+    plan = FixedPlan([Planned(1, {"op": "GERMINATE", "slot": "s0", "blueprint": "mlp", "tempo": 3})])
+    policies = [Never(), plan, Never(), RandomLegal()]
+    never, planned, again, _ = compare(make_env("mlp", 12, episode=8, group=4), policies, rent=0.02)
+    assert never.objective.shape == (3,)
+    assert torch.equal(never.objective, again.objective)
+    assert not torch.equal(never.score, planned.score)
+    assert (planned.growth > 0).all()
+    assert not never.growth.any()
+    assert len(set(never.score.tolist())) > 1, "groups differ from each other"
+
+
+def test_every_policy_gets_its_own_hosts():
+    env = make_env("mlp", 6, episode=5, group=3)
+    slots = [FixedPlan([Planned(0, {"op": "GERMINATE", "slot": slot})]) for slot in ("s0", "s1")]
+    signals = env.reset()
+    policy = SideBySide([*slots, Never()])
+    policy.begin(env.setting, 6, torch.device("cpu"))
+    flat = torch.zeros(6)
+    view = View(signals, no_history(6, torch.device("cpu")), env.setting, flat, flat + torch.inf)
+    actions = policy.decide(view, torch.ones(6, dtype=torch.bool), torch.full((6, 99), 0.5))
+    assert actions[:, :2].tolist() == [[Op.GERMINATE, 0], [Op.GERMINATE, 1], [Op.WAIT, 0]] * 2
+
+
+def test_the_best_plan_has_the_highest_mean():
+    env = make_env("mlp", 12, episode=6, group=6)
+    plans = random_plans(env.setting, 6, rng_seed=3)
+    best, means = best_plan(env, plans, rent=0.02)
+    assert best is plans[int(means.argmax())]
+    again = [o.objective.mean().item() for o in compare(make_env("mlp", 12, episode=6, group=6), plans, 0.02)]
+    assert means.tolist() == pytest.approx(again)
+
+
+def test_random_plans_are_legal_different_and_the_same_from_the_same_seed():
+    setting = make_env("mlp", 2, episode=10).setting
+    plans = random_plans(setting, 30, rng_seed=1)
+    texts = [str(plan) for plan in plans]
+    assert texts == [str(plan) for plan in random_plans(setting, 30, rng_seed=1)]
+    assert len(set(texts)) == 30
+    for plan in plans:
+        plan.begin(setting, 1, torch.device("cpu"))
+        assert all(line.decision < 10 for line in plan.plan)
+    with pytest.raises(EsperError, match="count must be at least 1"):
+        random_plans(setting, 0)
+
+
+def test_single_plans_are_all_of_them():
+    setting = make_env("mlp", 2, episode=10).setting
+    plans = single_plans(setting, (0, 5))
+    assert len(plans) == 2 * len(setting.space.slots) * len(setting.space.blueprints)
+    assert str(plans[0]) == f"0: GERMINATE s0 {setting.space.blueprints[0]}"
+
+
+def test_groups_must_be_as_large_as_there_are_policies():
+    with pytest.raises(EsperError, match=r"group \(1\) must be the number of policies, 2"):
+        compare(make_env("mlp", 4, episode=3), [Never(), Never()], rent=0.0)
+    with pytest.raises(EsperError, match="policies must hold at least one"):
+        SideBySide([])

@@ -1,0 +1,67 @@
+"""A controller survives a file, and files that do not fit are refused in one sentence."""
+
+import json
+import pickle
+
+import pytest
+import torch
+
+from esper.leyline.errors import FileError
+from esper.leyline.files import read, write
+from esper.simic.play import play
+from esper.tamiyo import Controller, ControllerConfig
+from esper.tamiyo.files import CONTROLLER_FORMAT, load_controller, save_controller
+from esper.tamiyo.policies import Learned
+from small_fleets import make_env
+
+CONFIGS = (ControllerConfig(hidden=16, slot_hidden=8), ControllerConfig(recurrent=False, hidden=24, layer_norm=False))
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_it_decides_as_before(config, tmp_path):
+    controller = Controller(config, rng_seed=5)
+    save_controller(tmp_path / "c.safetensors", controller)
+    loaded = load_controller(tmp_path / "c.safetensors")
+    assert loaded.config == config
+    for (name, a), (other, b) in zip(controller.state_dict().items(), loaded.state_dict().items(), strict=True):
+        assert name == other
+        assert torch.equal(a, b)
+    outcomes = [play(make_env("mlp", 4, episode=5), Learned(c), rent=0.02) for c in (controller, loaded)]
+    for a, b in zip(*outcomes, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("host_features", ["time_left"]), ("choices", {"op": ["WAIT"]}), ("families", ["norm"])],
+)
+def test_one_that_means_other_things_is_refused(field, value, tmp_path):
+    path = tmp_path / "c.safetensors"
+    save_controller(path, Controller(CONFIGS[0]))
+    tensors, description = read(path, CONTROLLER_FORMAT)
+    write(path, CONTROLLER_FORMAT, tensors, description | {field: value})
+    with pytest.raises(FileError, match=f"holds another {field}"):
+        load_controller(path)
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path):
+    path = tmp_path / "c.safetensors"
+    save_controller(path, Controller(CONFIGS[0]))
+    tensors, description = read(path, CONTROLLER_FORMAT)
+    description["config"]["hidden"] = 32
+    write(path, CONTROLLER_FORMAT, tensors, description)
+    with pytest.raises(FileError, match="does not fit"):
+        load_controller(path)
+
+
+class Bomb:
+    def __reduce__(self):
+        return (pytest.fail, ("a file was executed",))
+
+
+@pytest.mark.parametrize("content", [pickle.dumps(Bomb()), b"", json.dumps({}).encode()])
+def test_nothing_is_ever_unpickled(content, tmp_path):
+    path = tmp_path / "c.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(FileError, match="damaged or not a safetensors file"):
+        load_controller(path)
