@@ -7,13 +7,16 @@ import pytest
 
 from esper.leyline.errors import EsperError
 from esper.leyline.reports import HeadReport, UpdateReport
-from esper.simic.anomalies import HEADS, Bounds, Watch
+from esper.simic import CollectConfig, LearnConfig, train
+from esper.simic.anomalies import HEADS, Bounds, Watch, gradient_health
+from small_fleets import controller_for, make_env
 
 HEAD = {"samples": 10, "kl": 0.01, "clip_fraction": 0.1, "entropy": 0.5, "ratio_min": 0.8, "ratio_max": 1.2}
 
 
 def report(update: int = 0, gradient: float = 1.0, heads: dict | None = None, **values) -> UpdateReport:
-    numbers = {f.name: 1 if f.type is int else 0.1 for f in dataclasses.fields(UpdateReport)}
+    needed = [f for f in dataclasses.fields(UpdateReport) if f.default is dataclasses.MISSING]
+    numbers = {f.name: 1 if f.type is int else 0.1 for f in needed}
     rows = tuple(
         HeadReport(name=name, gradient=1.0, gradient_clipped=0.5, **(HEAD | (heads or {}).get(name, {})))
         for name in HEADS
@@ -65,7 +68,11 @@ def test_bounds_can_be_set_for_one_head():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"ratios": {"slto": (0.1, 5.0)}}, "unknown head 'slto'"), ({"ratio_max": 0.5}, "must lie around 1")],
+    [
+        ({"ratios": {"slto": (0.1, 5.0)}}, "unknown head 'slto'"),
+        ({"ratio_max": 0.5}, "must lie around 1"),
+        ({"vanishing": 1.0, "exploding": 0.1}, "vanishing"),
+    ],
 )
 def test_impossible_bounds_are_refused(options, message):
     with pytest.raises(EsperError, match=message):
@@ -78,3 +85,31 @@ def test_it_remembers_a_few_numbers_however_long_the_run():
         watch.look(report(update))
     assert len(watch.starved) == len(HEADS)
     assert watch.usual == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "health"),
+    [({}, 1.0), ({"slot": 1e-9}, 7 / 8), ({"slot": 1e-9, "tempo": 1e9}, 6 / 8), ({"op": math.nan}, 7 / 8)],
+)
+def test_health_is_the_share_of_heads_with_gradients_to_learn_from(gradients, health):
+    heads = tuple(dataclasses.replace(head, gradient=gradients.get(head.name, 1.0)) for head in report().heads)
+    assert gradient_health(heads, Bounds()) == pytest.approx(health)
+    nobody = tuple(dataclasses.replace(head, samples=0) for head in heads)
+    assert gradient_health(nobody, Bounds()) is None
+
+
+@pytest.mark.parametrize("anxious", [False, True])
+def test_after_an_anomaly_reports_say_more(anxious):
+    """With bounds that no update can meet, and with bounds that any can."""
+    bounds = Bounds(ratio_max=1 + 1e-9) if anxious else Bounds(ratio_max=1e9, ratio_min=1e-9, explained=-1e9, drift=1e9)
+    controller = controller_for()
+    config = LearnConfig(updates=3, collect=CollectConfig(horizon=4), bounds=bounds)
+    reports = list(train([make_env("mlp", 4, episode=3, rng_seed=1)], controller, config))
+    assert [bool(r.anomalies) for r in reports] == [anxious] * 3
+    assert [r.detail is not None for r in reports] == [False, anxious, anxious]
+    for detail in (r.detail for r in reports if r.detail):
+        assert detail.gradients.keys() == dict(controller.named_parameters()).keys()
+        assert detail.quantiles.keys() == {"reward", "returns", "value", "error"}
+        assert all(list(row) == sorted(row) for row in detail.quantiles.values())
+    assert all(r.health == 1.0 for r in reports)
+    assert all(r.memory is None for r in reports)

@@ -56,6 +56,28 @@ class HeadReport:
 
 
 @dataclass(frozen=True)
+class Detail:
+    """What is looked at more closely for a while after an anomaly."""
+
+    gradients: dict[str, float]
+    """Norm of every parameter's gradient in the last step, after clipping."""
+    quantiles: dict[str, tuple[float, ...]]
+    """The least, the quartiles and the largest: of rewards, returns, values and their errors."""
+
+
+@dataclass(frozen=True)
+class Anomaly:
+    """Something in an update that deserves attention."""
+
+    update: int
+    kind: str
+    where: str
+    """The head, or what else it is about."""
+    explanation: str
+    suggestion: str
+
+
+@dataclass(frozen=True)
 class UpdateReport:
     """One rollout and what was learned from it."""
 
@@ -96,15 +118,10 @@ class UpdateReport:
     """How often each op was chosen."""
     seconds: dict[str, float]
     """By phase."""
-
-
-@dataclass(frozen=True)
-class Anomaly:
-    """Something in an update that deserves attention."""
-
-    update: int
-    kind: str
-    where: str
-    """The head, or what else it is about."""
-    explanation: str
-    suggestion: str
+    memory: int | None = None
+    """The most bytes that were in use on the device so far; None on a CPU."""
+    health: float | None = None
+    """Of gradients, from 0 to 1: the share of heads whose gradients are neither vanishing nor exploding."""
+    anomalies: tuple[Anomaly, ...] = ()
+    detail: Detail | None = None
+    """Given after an anomaly, for some updates."""

@@ -1,7 +1,7 @@
 """What is wrong with an update, why that matters, and what to try."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from esper.leyline.actions import Head
@@ -33,6 +33,10 @@ class Bounds:
     """...that keeps this much of itself at every update."""
     watched: int = 3
     """Updates that are watched more closely after an anomaly."""
+    vanishing: float = 1e-6
+    """A head's gradient norm below this teaches it nothing..."""
+    exploding: float = 100.0
+    """...and above this says little about where to go."""
 
     def __post_init__(self) -> None:
         for name in self.ratios:
@@ -40,8 +44,16 @@ class Bounds:
                 raise unknown("head", name, HEADS)
         if not 0 < self.ratio_min < 1 < self.ratio_max:
             raise EsperError(f"ratio_min and ratio_max must lie around 1, not {self.ratio_min} and {self.ratio_max}")
+        if not 0 < self.vanishing < self.exploding:
+            raise EsperError(f"vanishing ({self.vanishing}) must be positive and below exploding ({self.exploding})")
         if not 0 <= self.memory < 1:
             raise EsperError(f"memory must be from 0 to below 1, not {self.memory}")
+
+
+def gradient_health(heads: Sequence[HeadReport], bounds: Bounds) -> float | None:
+    """The share of heads with relevant decisions whose gradients are within bounds; None if there are none."""
+    norms = [head.gradient for head in heads if head.samples]
+    return sum(bounds.vanishing <= x <= bounds.exploding for x in norms) / len(norms) if norms else None
 
 
 class Watch:

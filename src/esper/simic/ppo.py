@@ -290,9 +290,7 @@ class Learner:
         compared = against_siblings(raw, rollout.groups, rollout.comparable) if config.group_baseline else raw
         if broken := _broken(rewards=rewards, values=returns, **rollout.seen.features._asdict()):
             self.updates += 1
-            return _nothing(
-                compared, returns, f"not finite: {', '.join(broken)}; nothing was learned from this rollout"
-            )
+            return _nothing(compared, returns, f"nothing was learned: not finite in {', '.join(broken)}")
         advantage = standardized(compared, torch.ones_like(rollout.ended))
         blank = controller.blank(rollout.reward.shape[1], rollout.reward.device)
         lives = cut(rollout, advantage, returns, controller.config.recurrent, blank)

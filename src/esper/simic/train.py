@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
-from esper.leyline.reports import HeadReport, UpdateReport
+from esper.leyline.reports import Detail, HeadReport, UpdateReport
+from esper.simic.anomalies import Bounds, Watch, gradient_health
 from esper.simic.normalizers import Running
 from esper.simic.ppo import Learned, Learner, PPOConfig
 from esper.simic.rewards import RentSchedule, RewardConfig
@@ -28,6 +29,8 @@ class LearnConfig:
     collect: CollectConfig = CollectConfig()
     reward: RewardConfig = RewardConfig()
     rent: RentSchedule = RentSchedule()
+    bounds: Bounds = Bounds()
+    """Of what is normal in an update."""
     rng_seed: int = 0
 
     def __post_init__(self) -> None:
@@ -43,7 +46,7 @@ def train(
     """Learn to grow; one report for each update. An `anchor` is a policy to start from and to stay near."""
     learner = Learner(controller, config.ppo, config.rng_seed, anchor)
     fleets = Collector(envs, controller, config.collect, config.rng_seed)
-    scale = Running((), fleets.device)
+    scale, watch = Running((), fleets.device), Watch(config.bounds)
     fleets.begin(config.rent.at(0))
     for update in range(config.updates):
         started = time.perf_counter()
@@ -52,13 +55,30 @@ def train(
         normalized = rollout.reward / spread(scale, rollout)
         learned = learner.update(rollout, normalized)
         seconds = {"collect": collected - started, "learn": time.perf_counter() - collected}
-        yield summarize(update, rollout, normalized, learned, config.rent.at(update), seconds)
+        report = summarize(update, rollout, normalized, learned, config.rent.at(update), seconds)
+        detail = closer(controller, rollout, learned) if watch.alert else None
+        health = gradient_health(report.heads, config.bounds)
+        yield replace(report, health=health, anomalies=watch.look(report), detail=detail)
 
 
 def spread(scale: Running, rollout: Rollout) -> Tensor:
     """The deviation of rewards so far, this rollout's included; they are divided by it."""
     scale.absorb(rollout.reward.clamp(-10, 10), rollout.reward.isfinite())
     return scale.std.clamp(min=1e-3).float()
+
+
+def closer(controller: Controller, rollout: Rollout, learned: Learned) -> Detail:
+    """What is not looked at while all is well."""
+    values = rollout.choice.value
+    of = {"reward": rollout.reward, "returns": learned.returns, "value": values, "error": learned.returns - values}
+    at = torch.linspace(0, 1, 5, device=values.device)
+    quantiles = torch.stack([x.float().flatten().quantile(at) for x in of.values()]).tolist()
+    named = [(name, p.grad.norm()) for name, p in controller.named_parameters() if p.grad is not None]
+    norms = torch.stack([norm for _, norm in named]).tolist() if named else []
+    return Detail(
+        gradients={name: norm for (name, _), norm in zip(named, norms, strict=True)},
+        quantiles={name: tuple(row) for name, row in zip(of, quantiles, strict=True)},
+    )
 
 
 def summarize(
@@ -104,6 +124,7 @@ def summarize(
         heads=tuple(_head_report(head, row, kept) for head, row in zip(Head, heads, strict=True)),
         ops={op.name: round(count) for op, count in zip(Op, counts, strict=True)},
         seconds=seconds,
+        memory=torch.cuda.max_memory_allocated(rollout.reward.device) if rollout.reward.is_cuda else None,
     )
 
 
