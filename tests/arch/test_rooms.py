@@ -4,13 +4,15 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 import esper
 
+PACKAGE = Path(esper.__file__).parent
 BIN = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
-ROOMS = ("leyline", "leyline.specs", "leyline.state", "kasmina", "tasks", "tolaria", "dashboard")
+ROOMS = ("leyline", "leyline.specs", "leyline.state", "kasmina", "tasks", "tolaria", "tamiyo", "simic", "dashboard")
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -65,3 +67,33 @@ def test_public_names():
     assert run("import esper; esper.kasmina.build_host; esper.dashboard").returncode == 0
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = esper.nothing
+
+
+SOURCES = {path.relative_to(PACKAGE): path.read_text() for path in PACKAGE.rglob("*.py")}
+
+
+def test_nobody_reaches_into_compiled_modules():
+    """A7: the plain module is kept and looked into."""
+    assert not [str(path) for path, text in SOURCES.items() if "_orig_mod" in text]
+
+
+def test_nobody_reads_single_numbers_from_a_device_on_the_hot_path():
+    """A24: `.item()` and `.tolist()` appear where reports are made, not where lives are lived or learned from."""
+    hot = ["simic/rollout.py", "simic/advantages.py", "tamiyo/network.py", "tamiyo/heads.py", "tamiyo/masks.py",
+           "tamiyo/features.py", "tolaria/fleet.py", "tolaria/network.py", "tolaria/stack.py"]  # fmt: skip
+    for name in hot:
+        assert ".item()" not in SOURCES[Path(name)], name
+
+
+def test_protocols_have_precise_types():
+    """E8."""
+    source = SOURCES[Path("tamiyo/policies.py")]
+    protocol = source[source.index("class Policy(Protocol)") : source.index("def draws")]
+    assert "Any" not in protocol
+    assert "object" not in protocol
+
+
+def test_no_training_file_is_long():
+    """D9: the loop reads as a paragraph."""
+    longest = max(SOURCES, key=lambda path: len(SOURCES[path].splitlines()))
+    assert len(SOURCES[longest].splitlines()) < 500, longest

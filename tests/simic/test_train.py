@@ -158,3 +158,30 @@ def test_unusual_configs_warn(field, value):
 def test_the_entropy_coefficient_anneals():
     config = PPOConfig(entropy_coef=0.04, entropy_end=0.0, anneal=10)
     assert [config.entropy_at(update) for update in (0, 5, 10, 99)] == [0.04, 0.02, 0.0, 0.0]
+
+
+def test_a_rollout_holds_exactly_its_horizon():
+    """C8: nothing is written into a buffer, so nothing can be written beyond its end."""
+    controller = controller_for()
+    gathered = Collector(fleets(), controller, CollectConfig(horizon=3))
+    gathered.begin(0.0)
+    for _ in range(2):
+        rollout = collect(gathered, controller, 0.0, RewardConfig())
+        assert {len(x) for x in (rollout.reward, rollout.ended, rollout.choice.action, rollout.seen.legal)} == {3}
+
+
+def test_rewards_are_reported_as_earned_and_as_learned_from():
+    """D7: both, and only the normalised ones train."""
+    controller = controller_for()
+    gathered = Collector(fleets(), controller, CollectConfig(horizon=3))
+    gathered.begin(0.0)
+    rollout = collect(gathered, controller, 0.0, RewardConfig())
+    ends = []
+    for earned in (rollout, rollout._replace(reward=rollout.reward + 100.0)):
+        twin = controller_for()
+        learned = Learner(twin, PPOConfig()).update(earned, 0.5 * rollout.reward)
+        report = summarize(0, earned, 0.5 * rollout.reward, learned, 0.0, {})
+        assert report.reward == pytest.approx(earned.reward.mean().item(), rel=1e-5)
+        assert report.reward_normalized == pytest.approx(0.5 * rollout.reward.mean().item(), rel=1e-5)
+        ends.append(list(twin.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))

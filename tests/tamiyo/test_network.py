@@ -189,3 +189,29 @@ def test_initial_weights_are_what_the_reviews_ask_for():
     assert isinstance(CONTROLLER.norm, torch.nn.LayerNorm)
     again = Controller(ControllerConfig(hidden=16, slot_hidden=8), rng_seed=2)
     assert all(torch.equal(a, b) for a, b in zip(CONTROLLER.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_a_batch_of_one_is_a_batch(recurrent):
+    """E6: one API. Whoever sits beside a host changes nothing of what is decided for it."""
+    controller = Controller(ControllerConfig(recurrent=recurrent, hidden=16, slot_hidden=8), rng_seed=2)
+    observation = seen(hosts=5)
+    draws = torch.rand(5, num_draws(4, 5), generator=torch.Generator().manual_seed(1))
+    together = act(observation, draws, controller)
+    for n in range(5):
+        f = Features(*(x[n : n + 1] for x in observation.features))
+        alone = act(Observation(f, *(x[n : n + 1] for x in observation[1:])), draws[n : n + 1], controller)
+        assert torch.equal(alone.action[0], together.action[n])
+        torch.testing.assert_close(alone.log_probs[0], together.log_probs[n])
+
+
+def test_acting_needs_no_gradients_and_judging_keeps_them():
+    observation = seen()
+    one = Observation(Features(*(x[None] for x in observation.features)), *(x[None] for x in observation[1:]))
+    blank = CONTROLLER.blank(3, torch.device("cpu"))
+    with torch.inference_mode():
+        choice, _ = CONTROLLER.act(observation, blank, torch.full((3, num_draws(4, 5)), 0.5))
+    assert choice.log_probs.is_inference()
+    judged = CONTROLLER.judge(one, blank, choice.action[None].clone())
+    assert judged.log_probs.requires_grad
+    assert judged.value.requires_grad
