@@ -54,6 +54,23 @@ def match(path: str | Path, expected: Mapping[str, Tensor], found: Mapping[str, 
         )
 
 
+def flatten(tree: Any, name: str) -> Tensors:
+    """The tensors of records within records, under names like `state/alpha`."""
+    if isinstance(tree, Tensor):
+        return {name: tree}
+    parts = tree._asdict() if hasattr(tree, "_asdict") else tree
+    return {path: x for part, value in parts.items() for path, x in flatten(value, f"{name}/{part}").items()}
+
+
+def unflatten(like: Any, name: str, tensors: Mapping[str, Tensor]) -> Any:
+    """A record like this one, of tensors with such names, on the same device."""
+    if isinstance(like, Tensor):
+        return tensors[name].to(like.device)
+    parts = like._asdict() if hasattr(like, "_asdict") else like
+    found = {part: unflatten(value, f"{name}/{part}", tensors) for part, value in parts.items()}
+    return type(like)(**found) if hasattr(like, "_asdict") else found
+
+
 def write(path: str | Path, kind: str, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
     """Replace a file with these tensors and their description, all or nothing."""
     path = Path(path)

@@ -40,25 +40,40 @@ class LearnConfig:
             raise EsperError(f"reward.gamma ({self.reward.gamma}) and ppo.gamma ({self.ppo.gamma}) must be the same")
 
 
+class Training:
+    """A controller in training, and all that its next update depends on."""
+
+    def __init__(
+        self, envs: Sequence[FleetEnv], controller: Controller, config: LearnConfig, anchor: Controller | None = None
+    ) -> None:
+        self.controller, self.config, self.update = controller, config, 0
+        self.learner = Learner(controller, config.ppo, config.rng_seed, anchor)
+        self.fleets = Collector(envs, controller, config.collect, config.rng_seed)
+        self.scale, self.watch = Running((), self.fleets.device), Watch(config.bounds)
+        self.fleets.begin(config.rent.at(0))
+
+    def step(self) -> UpdateReport:
+        """Live for a horizon, and learn from it."""
+        rent, started = self.config.rent.at(self.update), time.perf_counter()
+        rollout = collect(self.fleets, self.controller, rent, self.config.reward)
+        collected = time.perf_counter()
+        normalized = rollout.reward / spread(self.scale, rollout)
+        learned = self.learner.update(rollout, normalized)
+        seconds = {"collect": collected - started, "learn": time.perf_counter() - collected}
+        report = summarize(self.update, rollout, normalized, learned, rent, seconds)
+        detail = closer(self.controller, rollout, learned) if self.watch.alert else None
+        health = gradient_health(report.heads, self.config.bounds)
+        self.update += 1
+        return replace(report, health=health, anomalies=self.watch.look(report), detail=detail)
+
+
 def train(
     envs: Sequence[FleetEnv], controller: Controller, config: LearnConfig, anchor: Controller | None = None
 ) -> Iterator[UpdateReport]:
     """Learn to grow; one report for each update. An `anchor` is a policy to start from and to stay near."""
-    learner = Learner(controller, config.ppo, config.rng_seed, anchor)
-    fleets = Collector(envs, controller, config.collect, config.rng_seed)
-    scale, watch = Running((), fleets.device), Watch(config.bounds)
-    fleets.begin(config.rent.at(0))
-    for update in range(config.updates):
-        started = time.perf_counter()
-        rollout = collect(fleets, controller, config.rent.at(update), config.reward)
-        collected = time.perf_counter()
-        normalized = rollout.reward / spread(scale, rollout)
-        learned = learner.update(rollout, normalized)
-        seconds = {"collect": collected - started, "learn": time.perf_counter() - collected}
-        report = summarize(update, rollout, normalized, learned, config.rent.at(update), seconds)
-        detail = closer(controller, rollout, learned) if watch.alert else None
-        health = gradient_health(report.heads, config.bounds)
-        yield replace(report, health=health, anomalies=watch.look(report), detail=detail)
+    training = Training(envs, controller, config, anchor)
+    while training.update < config.updates:
+        yield training.step()
 
 
 def spread(scale: Running, rollout: Rollout) -> Tensor:

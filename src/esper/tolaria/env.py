@@ -18,9 +18,9 @@ from esper.kasmina.lifecycle import legal
 from esper.leyline.actions import Graft
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import key
-from esper.leyline.state import Setting, Signals
+from esper.leyline.state import Setting, Signals, SlotState, Vitals
 from esper.tolaria.fleet import Fleet, Measured
-from esper.tolaria.governor import GovernorConfig, History, Snapshot, judge, no_history, snapshot
+from esper.tolaria.governor import GovernorConfig, History, judge, no_history
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,14 @@ class Step(NamedTuple):
     refused: Bool[Tensor, " N"]
     terminated: Bool[Tensor, " N"]
     truncated: Bool[Tensor, " N"]
+
+
+class Good(NamedTuple):
+    """What a fleet's last good epoch said of it. A sick host is replaced, so its weights are not kept."""
+
+    state: SlotState
+    vitals: Vitals
+    measured: Measured
 
 
 class FleetEnv:
@@ -93,11 +101,11 @@ class FleetEnv:
         empty = no_history(self.fleet)
         self.history = History(*(torch.where(fresh, new, old) for new, old in zip(empty, self.history, strict=True)))
         measured = self.fleet.evaluate()
-        self.good: Snapshot = snapshot(self.fleet, measured)
+        self.good = Good(self.fleet.state, self.fleet.vitals, measured)
         unknown = torch.full_like(measured.loss, torch.nan, dtype=torch.float64)
         return self.signals(measured, unknown, torch.zeros_like(unknown), self.fleet)
 
-    def signals(self, measured: Measured, train_loss: Tensor, flops: Tensor, of: Fleet | Snapshot) -> Signals:
+    def signals(self, measured: Measured, train_loss: Tensor, flops: Tensor, of: Fleet | Good) -> Signals:
         return Signals(
             score=measured.score,
             metric=measured.metric,
@@ -131,7 +139,7 @@ class FleetEnv:
             fresh = self.renew(ended, over)
             signals = _choose(ended, fresh, now)
         else:
-            self.good = snapshot(self.fleet, measured)
+            self.good = Good(self.fleet.state, self.fleet.vitals, measured)
             signals = now
         return Step(signals, final, penalty, refused, sick, truncated)
 

@@ -1,0 +1,98 @@
+"""A fleet in the middle of its hosts' lives, as tensors: everything that its next decision depends on."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.files import Tensors, fits, flatten, match, unflatten
+from esper.tolaria.env import FleetEnv
+from esper.tolaria.fleet import Fleet
+from esper.tolaria.network import Bucket
+from esper.tolaria.plan import Kind
+
+HOSTS = ("rng_seeds", "epoch", "lr", "seed_lr", "state", "vitals")
+LIVES = ("age", "sibling", "births", "generation", "history", "good")
+
+
+def env_tensors(env: FleetEnv) -> Tensors:
+    """All of an env that has been reset, its fleet included."""
+    fleet = env.fleet
+    found = {path: x for name in LIVES for path, x in flatten(getattr(env, name), f"lives/{name}").items()}
+    found |= {path: x for name in HOSTS for path, x in flatten(getattr(fleet, name), f"hosts/{name}").items()}
+    found |= flatten(fleet.trunk.tensors, "trunk")
+    for kind, bucket in fleet.buckets.items():
+        name = _name(kind)
+        found |= flatten(bucket.stack.tensors, name)
+        found[f"{name}/hosts"] = torch.from_numpy(bucket.hosts)
+        found[f"{name}/idle"] = torch.tensor(fleet.network.idle.get(kind, 0))
+    return found
+
+
+def env_settings(env: FleetEnv) -> dict[str, Any]:
+    """What an env must have in common with the one whose tensors it takes on."""
+    fleet = env.fleet
+    return {
+        "host": asdict(fleet.spec),
+        "blueprints": fleet.space.blueprints,
+        "num_hosts": fleet.num_hosts,
+        "training": asdict(fleet.config),
+        "lifecycle": asdict(fleet.lifecycle),
+        "precision": fleet.engine.precision,
+        "env": asdict(env.config),
+    }
+
+
+def env_description(env: FleetEnv) -> dict[str, Any]:
+    return env_settings(env) | {"kinds": list(env.fleet.buckets)}
+
+
+def restore_env(path: str | Path, env: FleetEnv, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
+    """Take up the lives that these tensors stand for. What does not fit is refused before anything changes."""
+    fits(path, env_settings(env), description)
+    kinds = [Kind(slot, blueprint) for slot, blueprint in description["kinds"]]
+    match(path, _expected(env, tensors, kinds), tensors)
+    for name in LIVES:
+        setattr(env, name, unflatten(getattr(env, name), f"lives/{name}", tensors))
+    _restore_fleet(env.fleet, tensors, kinds)
+
+
+def _name(kind: Kind) -> str:
+    return f"bucket/{kind.slot}/{kind.blueprint}"
+
+
+def _expected(env: FleetEnv, tensors: Mapping[str, Tensor], kinds: list[Kind]) -> Tensors:
+    """Tensors of the shapes that this env needs: its own, and buckets as tall as those of the file."""
+    needed = {name: x for name, x in env_tensors(env).items() if not name.startswith("bucket/")}
+    for kind in kinds:
+        rows = len(tensors[f"{_name(kind)}/hosts"])
+        bucket = _bucket(env.fleet, kind)
+        needed |= {f"{_name(kind)}/{part}": x.new_empty(rows, *x.shape[1:]) for part, x in bucket.stack.tensors.items()}
+        needed |= {f"{_name(kind)}/hosts": torch.empty(rows), f"{_name(kind)}/idle": torch.empty(())}
+    return needed
+
+
+def _bucket(fleet: Fleet, kind: Kind) -> Bucket:
+    network = fleet.network
+    if kind not in network.known:
+        network.known[kind] = Bucket(kind, fleet.slots[kind.slot], fleet.device, network.dtype, network.room)
+    return network.known[kind]
+
+
+def _restore_fleet(fleet: Fleet, tensors: Mapping[str, Tensor], kinds: list[Kind]) -> None:
+    for name in HOSTS:
+        setattr(fleet, name, unflatten(getattr(fleet, name), f"hosts/{name}", tensors))
+    for name, tensor in fleet.trunk.tensors.items():
+        tensor.copy_(tensors[f"trunk/{name}"])
+    fleet.network.buckets, fleet.network.idle = {}, {}
+    nobody = torch.zeros(0, dtype=torch.long, device=fleet.device)
+    for kind in kinds:
+        bucket = fleet.network.buckets[kind] = _bucket(fleet, kind)
+        bucket.hosts = tensors[f"{_name(kind)}/hosts"].cpu().numpy()
+        bucket.stack.resize(nobody, len(bucket.hosts))
+        for part, tensor in bucket.stack.tensors.items():
+            tensor.copy_(tensors[f"{_name(kind)}/{part}"])
+        fleet.network.idle[kind] = int(tensors[f"{_name(kind)}/idle"])

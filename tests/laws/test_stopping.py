@@ -1,0 +1,96 @@
+"""Law 9: stopping is invisible. Saved, loaded by another process of thought, and gone on with, to the bit."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from esper.leyline.errors import FileError
+from esper.leyline.files import read, write
+from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule
+from esper.simic.checkpoint import RUN_FORMAT, load_training_run, save_training_run
+from esper.simic.train import Training
+from small_fleets import controller_for, make_env
+
+CONFIG = LearnConfig(
+    updates=4,
+    ppo=PPOConfig(entropy_end=0.0, anneal=3, weight_decay=0.01),
+    collect=CollectConfig(horizon=4),
+    rent=RentSchedule(end=0.05, updates=3),
+    rng_seed=3,
+)
+
+
+def begin(recurrent: bool = True, anchored: bool = False, config: LearnConfig = CONFIG) -> Training:
+    """Lives end at different times, inside rollouts and across them."""
+    envs = [
+        make_env("mlp", 4, episode=7, group=2, staggered=True, rng_seed=1),
+        make_env("cnn1d", 3, episode=5, staggered=True, rng_seed=2),
+    ]
+    if anchored:
+        config = dataclasses.replace(config, ppo=dataclasses.replace(config.ppo, anchor_coef=0.1))
+    return Training(envs, controller_for(recurrent), config, controller_for(recurrent) if anchored else None)
+
+
+def told(reports):
+    return [dataclasses.replace(r, seconds={}) for r in reports]
+
+
+@pytest.mark.parametrize(("recurrent", "anchored"), [(True, False), (False, False), (True, True)])
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_a_stop_changes_no_number(stop, recurrent, anchored, tmp_path):
+    whole = begin(recurrent, anchored)
+    reports = told(whole.step() for _ in range(4))
+    first = begin(recurrent, anchored)
+    before = told(first.step() for _ in range(stop))
+    save_training_run(tmp_path / "run", first)
+    second = begin(recurrent, anchored)
+    load_training_run(tmp_path / "run", second)
+    assert second.update == stop
+    after = told(second.step() for _ in range(4 - stop))
+    assert before + after == reports
+    for a, b in zip(whole.controller.parameters(), second.controller.parameters(), strict=True):
+        assert torch.equal(a, b)
+    for ours, theirs in zip(whole.fleets.envs, second.fleets.envs, strict=True):
+        assert torch.equal(ours.fleet.trunk.flat, theirs.fleet.trunk.flat)
+        assert ours.fleet.buckets.keys() == theirs.fleet.buckets.keys()
+
+
+def test_seeds_are_alive_when_it_stops(tmp_path):
+    """Otherwise the test above would show little."""
+    training = begin()
+    training.step()
+    assert any(env.fleet.buckets for env in training.fleets.envs)
+    assert any((live.signals.age > 0).any() for live in training.fleets.lives)
+
+
+OTHERS = {
+    "controller": lambda: begin(recurrent=False),
+    "config": lambda: begin(config=dataclasses.replace(CONFIG, rng_seed=4)),
+    "anchored": lambda: begin(anchored=True, config=CONFIG),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_training_is_refused_and_not_changed(what, tmp_path):
+    training = begin()
+    training.step()
+    save_training_run(tmp_path / "run", training)
+    other = OTHERS[what]()
+    weights = [p.clone() for p in other.controller.parameters()]
+    with pytest.raises(FileError, match="holds another"):
+        load_training_run(tmp_path / "run", other)
+    assert other.update == 0
+    assert all(torch.equal(a, b) for a, b in zip(weights, other.controller.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["controller/op.0.weight", "memory/cell", "live/0/signals/slots/alpha", "generator"])
+def test_a_file_that_lacks_something_is_refused(name, tmp_path):
+    training = begin()
+    training.step()
+    save_training_run(tmp_path / "run", training)
+    tensors, description = read(tmp_path / "run", RUN_FORMAT)
+    del tensors[name]
+    write(tmp_path / "run", RUN_FORMAT, tensors, description)
+    with pytest.raises(FileError, match="run"):
+        load_training_run(tmp_path / "run", begin())
