@@ -64,6 +64,22 @@ def test_seeds_are_alive_when_it_stops(tmp_path):
     assert any((live.signals.age > 0).any() for live in training.fleets.lives)
 
 
+def test_what_is_loaded_is_what_was_saved(tmp_path):
+    training, again = begin(), begin()
+    for _ in range(2):
+        training.step()
+    training.watch.starved["tempo"] = 4
+    training.fleets.envs[0].births += 3
+    save_training_run(tmp_path / "first", training)
+    load_training_run(tmp_path / "first", again)
+    save_training_run(tmp_path / "second", again)
+    (tensors, description), (others, other) = (read(tmp_path / name, RUN_FORMAT) for name in ("first", "second"))
+    assert description == other
+    assert tensors.keys() == others.keys()
+    for name, tensor in tensors.items():
+        torch.testing.assert_close(tensor, others[name], rtol=0, atol=0, equal_nan=True, msg=name)
+
+
 OTHERS = {
     "controller": lambda: begin(recurrent=False),
     "config": lambda: begin(config=dataclasses.replace(CONFIG, rng_seed=4)),
