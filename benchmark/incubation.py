@@ -21,8 +21,8 @@ STYLE = {graft: next(name for name, style in STYLES.items() if style.graft is gr
 class StraightThrough(Reference):
     """Forward as if the seed were not there, backward as if it were."""
 
-    def gradients(self, x: Tensor, y: Tensor) -> float:
-        loss = super().gradients(x, y)
+    def gradients(self, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
+        found = super().gradients(x, y)
         slot = self.host.slot(0)
         assert slot.seed is not None
         seed = slot.seed
@@ -36,7 +36,7 @@ class StraightThrough(Reference):
         for p, gradient in zip(parameters, torch.autograd.grad(self.loss(x, y), parameters), strict=True):
             p.grad = gradient
         handle.remove()
-        return loss
+        return found
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 import json as json_module
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import tyro
@@ -13,6 +13,7 @@ from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, subcommand
 from esper.cli.bench_fleet import BenchFleet
 from esper.cli.bench_ppo import BenchPPO
 from esper.cli.bench_precision import BenchPrecision
+from esper.cli.train import Recipes, Resume, Train
 from esper.kasmina import blueprint, blueprint_names
 from esper.leyline.specs import Stream
 from esper.tasks import task_names
@@ -62,17 +63,24 @@ class Blueprints:
 
 
 Command = (
-    Annotated[Bench, subcommand("bench", description=Bench.__doc__)]
+    Annotated[Train, subcommand("train", description=Train.__doc__)]
+    | Annotated[Resume, subcommand("resume", description=Resume.__doc__)]
+    | Annotated[Recipes, subcommand("recipes", description=Recipes.__doc__)]
+    | Annotated[Bench, subcommand("bench", description=Bench.__doc__)]
     | Annotated[Tasks, subcommand("tasks", description=Tasks.__doc__)]
     | Annotated[Blueprints, subcommand("blueprints", description=Blueprints.__doc__)]
 )
+AnyCommand = Train | Resume | Recipes | Bench | Tasks | Blueprints
 
 
-def parse(arguments: Sequence[str]) -> Bench | Tasks | Blueprints:
-    return tyro.cli(
-        Command,  # pyright: ignore[reportArgumentType]
-        prog="esper",
-        description="Neural networks that start small and grow themselves while they train, only where growth pays.",
-        args=list(arguments),
-        config=(OmitArgPrefixes, OmitSubcommandPrefixes),
-    )
+def parse(arguments: Sequence[str]) -> AnyCommand:
+    """The command; what `train` does not know itself are flags of its recipe."""
+    options = {
+        "prog": "esper",
+        "description": "Neural networks that start small and grow themselves while they train, only where growth pays.",
+        "config": (OmitArgPrefixes, OmitSubcommandPrefixes),
+    }
+    if "train" in arguments[:1]:
+        known, rest = tyro.cli(Command, args=list(arguments), return_unknown_args=True, **options)  # pyright: ignore
+        return replace(known, changes=tuple(rest))
+    return tyro.cli(Command, args=list(arguments), **options)  # pyright: ignore[reportCallIssue]

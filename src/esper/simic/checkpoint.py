@@ -1,5 +1,6 @@
 """A training in the middle of its hosts' lives, in one file: the next update is the same as without a stop."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from esper.tolaria.checkpoint import env_description, env_tensors, restore_env
 RUN_FORMAT = "esper.run"
 
 
-def save_training_run(path: str | Path, training: Training) -> None:
-    """Write everything that the next update depends on, all or nothing."""
+def save_training_run(path: str | Path, training: Training, notes: Mapping[str, Any] | None = None) -> None:
+    """Write everything that the next update depends on, all or nothing; and notes for whoever loads it."""
     tensors, envs = _learning(training), []
     for i, (env, live) in enumerate(zip(training.fleets.envs, training.fleets.lives, strict=True)):
         tensors |= {f"env/{i}/{name}": x for name, x in env_tensors(env).items()}
@@ -25,11 +26,15 @@ def save_training_run(path: str | Path, training: Training) -> None:
     watch = training.watch
     counters = {"update": training.update, "updates": training.learner.updates, "decisions": training.fleets.decisions}
     watched = {"usual": watch.usual, "starved": watch.starved, "alert": watch.alert}
-    write(path, RUN_FORMAT, tensors, _settings(training) | {"envs": envs, "counters": counters, "watched": watched})
+    said = {"envs": envs, "counters": counters, "watched": watched, "notes": dict(notes or {})}
+    write(path, RUN_FORMAT, tensors, _settings(training) | said)
 
 
-def load_training_run(path: str | Path, training: Training) -> None:
-    """Go on from a file, with a training that was made in the same way. What does not fit is refused at once."""
+def load_training_run(path: str | Path, training: Training) -> dict[str, Any]:
+    """Go on from a file, with a training that was made in the same way; returns its notes.
+
+    What does not fit is refused at once.
+    """
     tensors, description = read(path, RUN_FORMAT)
     with parsing(path):
         fits(path, _settings(training), description)
@@ -54,6 +59,7 @@ def load_training_run(path: str | Path, training: Training) -> None:
         training.update, learner.updates = int(counters["update"]), int(counters["updates"])
         training.watch.usual, training.watch.alert = watched["usual"], int(watched["alert"])
         training.watch.starved = {name: int(count) for name, count in watched["starved"].items()}
+        return dict(description["notes"])
 
 
 def _settings(training: Training) -> dict[str, Any]:

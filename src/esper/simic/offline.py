@@ -19,7 +19,7 @@ from esper.leyline.errors import EsperError
 from esper.simic.ppo import Lives, cut, select, sequences
 from esper.simic.rollout import Rollout
 from esper.tamiyo.masks import relevant
-from esper.tamiyo.network import TAIL, TAIL_SIZES, Controller, ControllerConfig, Observation, _at_slot, _head
+from esper.tamiyo.network import TAIL, TAIL_SIZES, Controller, ControllerConfig, Observation, at_slot, linear, mlp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +73,12 @@ class Critic(nn.Module):
     def __init__(self, config: ControllerConfig = ControllerConfig(), rng_seed: int = 0) -> None:
         super().__init__()
         self.reader = Controller(config, rng_seed)
-        inputs = config.hidden + 3 * config.slot_hidden + sum(TAIL_SIZES)
+        h = config.hidden
+        inputs = h + 3 * config.slot_hidden + sum(TAIL_SIZES)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng_seed)
-            self.opinions = nn.ModuleList(_head(inputs, config.hidden, 1, gain=1.0) for _ in range(2))
+            # Almost 0 at first, so that the policy clones until there is something to prefer.
+            self.opinions = nn.ModuleList(nn.Sequential(mlp(inputs, h, h), linear(h, 1, 0.01)) for _ in range(2))
 
     def forward(
         self, seen: Observation, action: Int[Tensor, "L Q H"]
@@ -94,8 +96,8 @@ class Critic(nn.Module):
         op, slot, blueprint = action[..., : Head.STYLE].unbind(-1)
         parts = {
             Head.OP: self.reader.op_code(op),
-            Head.SLOT: _at_slot(slots, slot),
-            Head.BLUEPRINT: self.reader.blueprint(_at_slot(_at_slot(blueprints, slot), blueprint)),
+            Head.SLOT: at_slot(slots, slot),
+            Head.BLUEPRINT: self.reader.blueprint(at_slot(at_slot(blueprints, slot), blueprint)),
         }
         parts |= {head: one_hot(action[..., head], size) for head, size in zip(TAIL, TAIL_SIZES, strict=True)}
         listens = relevant(op)
@@ -142,7 +144,7 @@ class Losses(NamedTuple):
 
 
 def losses(controller: Controller, critic: Critic, target: Critic, episodes: Recorded, config: OfflineConfig) -> Losses:
-    """Equations 5, 6 and 7 of the paper, each for parameters of its own or, in V and Q, for a shared reader."""
+    """What V, Q and the policy would change. V and Q share a reader; the policy shares nothing with them."""
     (seen, old, *_), known = episodes.lives, episodes.known
     value, q = critic(seen, old.action)
     judged = controller.judge(seen, episodes.lives.memory, old.action).log_probs

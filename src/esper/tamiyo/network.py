@@ -113,8 +113,8 @@ class Score(nn.Module):
     def __init__(self, item: int, context: int, hidden: int) -> None:
         super().__init__()
         gain = math.sqrt(2)
-        self.item, self.context = _linear(item, hidden, gain), _linear(context, hidden, gain)
-        self.out = _linear(hidden, 1, 0.01)
+        self.item, self.context = linear(item, hidden, gain), linear(context, hidden, gain)
+        self.out = linear(hidden, 1, 0.01)
 
     def forward(self, items: Float[Tensor, "*N M E"], context: Float[Tensor, "*N C"]) -> Float[Tensor, "*N M"]:
         return self.out(torch.relu(self.item(items) + self.context(context)[..., None, :]))[..., 0]
@@ -132,16 +132,16 @@ class Controller(nn.Module):
         h, s = config.hidden, config.slot_hidden
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng_seed)
-            self.slot = _mlp(width(SLOT_FEATURES), s, s)
+            self.slot = mlp(width(SLOT_FEATURES), s, s)
             inputs = width(HOST_FEATURES) + 2 * s
-            first = nn.Sequential(_linear(inputs, h, math.sqrt(2)), nn.ReLU())
-            self.trunk = first if config.recurrent else _mlp(inputs, h, h)
+            first = nn.Sequential(linear(inputs, h, math.sqrt(2)), nn.ReLU())
+            self.trunk = first if config.recurrent else mlp(inputs, h, h)
             self.memory = nn.LSTM(h, h) if config.recurrent else None
             self.norm = nn.LayerNorm(h) if config.layer_norm else nn.Identity()
             self.op = _head(h, h // 2, len(Op))
             self.op_code = nn.Embedding(len(Op), s)
             self.slot_score = Score(s, h + s, s)
-            self.blueprint = _mlp(DESCRIPTORS, s, s)
+            self.blueprint = mlp(DESCRIPTORS, s, s)
             self.blueprint_score = Score(s, h + s, s)
             self.tail = _head(h + 2 * s, h // 2, sum(TAIL_SIZES))
             self.value = _head(h, h // 2, 1, gain=1.0)
@@ -206,8 +206,8 @@ class Controller(nn.Module):
         """Of the blueprint, (..., K), and of the heads with fixed choices, (..., heads, choices), given op and slot."""
         at = slot[..., None, None]
         here = slots.gather(-2, at.expand(*slot.shape, 1, slots.shape[-1]))[..., 0, :]
-        offered = _at_slot(seen.blueprints, slot)
-        mask = _at_slot(seen.affordable, slot)
+        offered = at_slot(seen.blueprints, slot)
+        mask = at_slot(seen.affordable, slot)
         mask = mask | ~mask.any(-1, keepdim=True)  # whoever plants nothing may name anything
         scores = self.blueprint_score(self.blueprint(offered), torch.cat([x, here], -1))
         logits = self.tail(torch.cat([x, here, self.op_code(op)], -1))[..., self.tail_index]
@@ -272,7 +272,7 @@ def _side_by_side(sizes: Sequence[int]) -> tuple[Int[Tensor, "G C"], Bool[Tensor
     return (starts + choice).where(exists, 0), exists
 
 
-def _at_slot(x: Tensor, slot: Tensor) -> Tensor:
+def at_slot(x: Tensor, slot: Tensor) -> Tensor:
     """(..., S, K, ...) at each host's chosen slot."""
     axis = slot.ndim
     index = slot.view(*slot.shape, *[1] * (x.ndim - axis)).expand(*slot.shape, 1, *x.shape[axis + 1 :])
@@ -284,17 +284,17 @@ def num_draws(num_slots: int, num_blueprints: int) -> int:
     return len(Op) + num_slots + num_blueprints + sum(TAIL_SIZES)
 
 
-def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
+def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
     layer = nn.Linear(inputs, outputs)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
 
 
-def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     gain = math.sqrt(2)
-    return nn.Sequential(_linear(inputs, hidden, gain), nn.ReLU(), _linear(hidden, outputs, gain), nn.ReLU())
+    return nn.Sequential(linear(inputs, hidden, gain), nn.ReLU(), linear(hidden, outputs, gain), nn.ReLU())
 
 
 def _head(inputs: int, hidden: int, outputs: int, gain: float = 0.01) -> nn.Sequential:
-    return nn.Sequential(_linear(inputs, hidden, math.sqrt(2)), nn.ReLU(), _linear(hidden, outputs, gain))
+    return nn.Sequential(linear(inputs, hidden, math.sqrt(2)), nn.ReLU(), linear(hidden, outputs, gain))

@@ -1,0 +1,184 @@
+"""`esper train`, `esper resume` and `esper recipes`."""
+
+import json as json_module
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from esper.leyline.errors import EsperError, FileError
+from esper.leyline.reports import UpdateReport
+from esper.recipes import RECIPES, Recipe, recipe
+from esper.simic.checkpoint import load_training_run, save_training_run
+from esper.simic.train import Training
+from esper.tamiyo.files import save_controller
+from esper.telemetry import RunFolder
+from esper.telemetry.folder import environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Train a controller after a recipe, into a run folder that can be resumed at any time.
+
+    Every field of a recipe is a flag, such as `--learn.updates 10`; `esper recipes NAME` shows them all.
+    """
+
+    recipe: tyro.conf.Positional[str]
+    """One of `esper recipes`."""
+    run_dir: Path | None = None
+    """Where the run is written; a new folder under runs/ if not given."""
+    rng_seed: int | None = None
+    """Of the controller, its learning and its hosts; the recipe's own if not given."""
+    json: bool = False
+    """Print every report as a line of JSON."""
+    changes: tyro.conf.Suppress[tuple[str, ...]] = field(default=())
+    """Flags of the recipe."""
+
+    def run(self) -> None:
+        asked = self.asked()
+        path = self.run_dir or Path("runs") / f"{asked.name}-{datetime.now():%Y%m%d-%H%M%S}"
+        training = asked.build()
+        folder = RunFolder.create(path, asked.plain(), environment(asked.engine.device, torch.get_num_threads()))
+        go_on(folder, asked, training, self.json)
+
+    def asked(self) -> Recipe:
+        """The recipe with its changes."""
+        plain = recipe(self.recipe)
+        changed = tyro.cli(Recipe, default=plain, args=list(self.changes), prog=f"esper train {self.recipe}")
+        if self.rng_seed is None:
+            return changed
+        fleets = tuple(replace(f, env=replace(f.env, rng_seed=self.rng_seed)) for f in changed.fleets)
+        return replace(changed, fleets=fleets, learn=replace(changed.learn, rng_seed=self.rng_seed))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """Go on with a run from its last checkpoint, as if it had never stopped."""
+
+    run_dir: tyro.conf.Positional[Path]
+    """The run's folder."""
+    json: bool = False
+    """Print every report as a line of JSON."""
+
+    def run(self) -> None:
+        folder = RunFolder.open(self.run_dir)
+        asked = Recipe.revived(folder.config())
+        before, threads = folder.environment().get("threads"), torch.get_num_threads()
+        if before != threads:
+            warnings.warn(f"begun with {before} threads, gone on with {threads}: bits may differ", stacklevel=1)
+        training = asked.build()
+        go_on(folder, asked, training, self.json, resumed=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipes:
+    """The recipes that `esper train` knows; with a name, everything in one of them."""
+
+    name: tyro.conf.Positional[str | None] = None
+    json: bool = False
+    """Print one JSON object."""
+
+    def run(self) -> None:
+        if self.name is not None:
+            print(json_module.dumps(recipe(self.name).plain(), indent=None if self.json else 2))
+        elif self.json:
+            print(json_module.dumps({name: _summary(name) for name in RECIPES}))
+        else:
+            table = Table("recipe", "what it is")
+            for name in RECIPES:
+                table.add_row(name, _summary(name))
+            Console().print(table)
+
+
+def _summary(name: str) -> str:
+    return (RECIPES[name].__doc__ or "").strip()
+
+
+def go_on(folder: RunFolder, asked: Recipe, training: Training, json: bool, resumed: bool = False) -> None:
+    """Train to the end, or until a signal asks to stop; either way nothing is lost."""
+    best = pick_up(folder, training) if resumed else -float("inf")
+    console = Console(stderr=json)
+    with stopping() as asked_to_stop:
+        while training.update < asked.learn.updates and not asked_to_stop():
+            report = training.step()
+            folder.append(report)
+            show(console, report, json)
+            done = training.update >= asked.learn.updates
+            better = report.objective is not None and report.objective > best
+            if done or asked_to_stop() or training.update % asked.checkpoint_every == 0:
+                best = checkpoint(folder, asked, training, report, best, better)
+    if training.update >= asked.learn.updates:
+        save_controller(folder.controller_path, training.controller)
+        console.print(f"done: {folder.path}")
+    else:
+        console.print(f"stopped after update {training.update}: go on with `esper resume {folder.path}`")
+
+
+def checkpoint(
+    folder: RunFolder, asked: Recipe, training: Training, report: UpdateReport, best: float, better: bool
+) -> float:
+    """Write one, keep the newest few, and remember the best. Returns the best objective so far."""
+    best = report.objective if better and report.objective is not None else best
+    notes = {"reports": folder.offset(), "best": best if best > -float("inf") else None}
+    save_training_run(folder.checkpoint_path(training.update), training, notes)
+    if better:
+        save_controller(folder.best_path, training.controller)
+    folder.keep(asked.keep)
+    return best
+
+
+def pick_up(folder: RunFolder, training: Training) -> float:
+    """Load the newest checkpoint, or begin again if there is none yet; forget what came after it."""
+    paths = folder.checkpoints()
+    if not paths:
+        folder.cut(0)
+        return -float("inf")
+    notes = load_training_run(paths[-1], training)
+    if not isinstance(notes.get("reports"), int):
+        raise FileError(f"{paths[-1]} is damaged: it does not say how long the reports were")
+    folder.cut(notes["reports"])
+    return -float("inf") if notes["best"] is None else float(notes["best"])
+
+
+@contextmanager
+def stopping() -> Iterator[Any]:
+    """Ctrl-C and SIGTERM end a run after the update that is being made; a second one ends it at once."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        print("stopping after this update; once more to stop at once", file=sys.stderr, flush=True)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    except KeyboardInterrupt:
+        raise EsperError("stopped in the middle of an update; resume goes on from the last checkpoint") from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def show(console: Console, report: UpdateReport, json: bool) -> None:
+    if json:
+        print(json_module.dumps({"update": report.update, "objective": report.objective, "entropy": report.entropy}))
+        return
+    j = "   -  " if report.objective is None else f"{report.objective:.4f}"
+    grown = "" if report.growth is None else f"growth {report.growth:5.2f}  "
+    took = sum(report.seconds.values())
+    console.print(f"update {report.update:4d}  J {j}  {grown}entropy {report.entropy:.2f}  {took:.1f} s")
+    for anomaly in report.anomalies:
+        console.print(f"  {anomaly.kind} ({anomaly.where}): {anomaly.explanation}; {anomaly.suggestion}")

@@ -1,0 +1,154 @@
+"""The recipes that come with Esper."""
+
+from collections.abc import Callable
+
+from esper.leyline.errors import unknown
+from esper.recipes.config import FleetConfig, Recipe
+from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule
+from esper.simic.ppo import REVIEWED
+from esper.tamiyo.network import GPU
+from esper.tolaria import Engine, EnvConfig, TrainConfig
+
+
+def smoke() -> Recipe:
+    """Spirals with tiny hosts: a complete run in less than half a minute on two cores."""
+    fleet = FleetConfig(
+        task="spirals",
+        options={"examples": 600},
+        host="mlp",
+        widths=(4, 4),
+        hosts=8,
+        train=TrainConfig(lr=1e-2),
+        env=EnvConfig(episode=8, group=4),
+    )
+    learn = LearnConfig(
+        updates=4, ppo=PPOConfig(epochs=2), collect=CollectConfig(horizon=8), rent=RentSchedule(start=0.02)
+    )
+    return Recipe(name="smoke", fleets=(fleet,), learn=learn, checkpoint_every=1)
+
+
+def spirals() -> Recipe:
+    """Spirals with hosts of 4 and 4 units: five minutes on two cores."""
+    fleet = FleetConfig(
+        task="spirals",
+        options={"examples": 1000},
+        host="mlp",
+        widths=(4, 4),
+        hosts=48,
+        train=TrainConfig(lr=1e-2),
+        env=EnvConfig(episode=16, group=8),
+    )
+    learn = LearnConfig(
+        updates=24, ppo=PPOConfig(epochs=4), collect=CollectConfig(horizon=16), rent=RentSchedule(start=0.02)
+    )
+    return Recipe(name="spirals", fleets=(fleet,), learn=learn)
+
+
+def digits() -> Recipe:
+    """Handwritten digits of 8 × 8 pixels, small 2-D CNN hosts; for two cores."""
+    fleet = FleetConfig(
+        task="digits",
+        host="cnn2d",
+        widths=(8, 8),
+        hosts=24,
+        train=TrainConfig(lr=5e-3),
+        env=EnvConfig(episode=12, group=8),
+    )
+    learn = LearnConfig(
+        updates=20, ppo=PPOConfig(epochs=4), collect=CollectConfig(horizon=12), rent=RentSchedule(start=0.02)
+    )
+    return Recipe(name="digits", fleets=(fleet,), learn=learn)
+
+
+def mnist1d() -> Recipe:
+    """MNIST-1D, weak 1-D CNN hosts; for two cores."""
+    fleet = FleetConfig(
+        task="mnist1d",
+        host="cnn1d",
+        widths=(8, 8, 8),
+        hosts=24,
+        train=TrainConfig(lr=5e-3, batch_size=128),
+        env=EnvConfig(episode=12, group=8),
+    )
+    learn = LearnConfig(
+        updates=20, ppo=PPOConfig(epochs=4), collect=CollectConfig(horizon=12), rent=RentSchedule(start=0.02)
+    )
+    return Recipe(name="mnist1d", fleets=(fleet,), learn=learn)
+
+
+def mnist1d_gpu() -> Recipe:
+    """The same for a GPU: 256 hosts at a time, lives of 20 epochs."""
+    fleet = FleetConfig(
+        task="mnist1d",
+        host="cnn1d",
+        widths=(8, 8, 8),
+        hosts=256,
+        train=TrainConfig(lr=5e-3, batch_size=128),
+        env=EnvConfig(episode=20, group=16),
+    )
+    learn = LearnConfig(
+        updates=80,
+        ppo=PPOConfig(epochs=4, minibatches=16, entropy_end=0.002, anneal=60),
+        collect=CollectConfig(horizon=20),
+        rent=RentSchedule(start=0.02),
+    )
+    engine = Engine(device="cuda", precision="bf16")
+    return Recipe(name="mnist1d_gpu", fleets=(fleet,), controller=GPU, learn=learn, engine=engine, checkpoint_every=10)
+
+
+def cifar10() -> Recipe:
+    """CIFAR-10 from a local file (`--fleets.0.options path FILE`), for a GPU."""
+    fleet = FleetConfig(
+        task="images",
+        options={"path": "cifar10.npz", "name": "cifar10"},
+        host="cnn2d",
+        widths=(8, 16, 32),
+        hosts=64,
+        train=TrainConfig(batch_size=512, lr=5e-3),
+        env=EnvConfig(episode=25, group=16),
+    )
+    learn = LearnConfig(updates=60, ppo=PPOConfig(epochs=4, minibatches=8), rent=RentSchedule(start=0.02))
+    engine = Engine(device="cuda", precision="bf16")
+    return Recipe(name="cifar10", fleets=(fleet,), controller=GPU, learn=learn, engine=engine)
+
+
+def characters() -> Recipe:
+    """A character transformer on a text file (`--fleets.0.options path FILE`)."""
+    fleet = FleetConfig(
+        task="text",
+        options={"path": "text.txt"},
+        host="transformer",
+        widths=(32, 32),
+        hosts=16,
+        train=TrainConfig(batch_size=32),
+        env=EnvConfig(episode=12, group=8),
+    )
+    learn = LearnConfig(updates=20, collect=CollectConfig(horizon=12), rent=RentSchedule(start=0.02))
+    return Recipe(name="characters", fleets=(fleet,), learn=learn)
+
+
+def reviewed() -> Recipe:
+    """The reviewed system's setting, as far as it was told: its optimiser's defaults, one epoch, lives of 25 epochs."""
+    fleet = FleetConfig(task="mnist1d", host="cnn1d", widths=(8, 8, 8), hosts=8, env=EnvConfig(episode=25))
+    learn = LearnConfig(
+        updates=20, ppo=PPOConfig(**REVIEWED, group_baseline=False), collect=CollectConfig(terminal=False)
+    )
+    return Recipe(name="reviewed", fleets=(fleet,), learn=learn)
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "smoke": smoke,
+    "spirals": spirals,
+    "digits": digits,
+    "mnist1d": mnist1d,
+    "mnist1d_gpu": mnist1d_gpu,
+    "cifar10": cifar10,
+    "characters": characters,
+    "reviewed": reviewed,
+}
+
+
+def recipe(name: str) -> Recipe:
+    if name not in RECIPES:
+        raise unknown("recipe", name, RECIPES)
+    return RECIPES[name]()

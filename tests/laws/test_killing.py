@@ -1,0 +1,114 @@
+"""Law 9 for whole runs: killed at any moment and resumed, a run ends as if nothing had happened."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from esper.leyline.files import read
+from esper.tamiyo.files import CONTROLLER_FORMAT
+
+RUN = ["train", "smoke", "--learn.updates", "8", "--fleets.0.hosts", "4", "--run-dir"]
+MAIN = "import torch; torch.set_num_threads(1); from esper.cli import main; import sys; main(sys.argv[1:])"
+KILLER = """
+import os, random, signal, sys, time
+import torch
+torch.set_num_threads(1)
+from esper.cli import main
+import esper.cli.commands
+
+folder, kills = sys.argv[1], int(sys.argv[2])
+random.seed(7)
+fsync = os.fsync
+
+def slow(file):
+    # Writing takes a while, so that many of the kills hit a checkpoint that is being written.
+    fsync(file)
+    time.sleep(0.1)
+
+def child(arguments):
+    number = os.fork()
+    if number == 0:
+        sys.stdout = sys.stderr = open(os.devnull, "w")
+        os.fsync = slow
+        code = 1
+        try:
+            main(arguments)
+            code = 0
+        finally:
+            os._exit(code)
+    return number
+
+done = 0
+while True:
+    begun = os.path.exists(folder + "/config.json")
+    number = child(["resume", folder] if begun else sys.argv[3:] + [folder])
+    if done < kills:
+        time.sleep(random.uniform(0.05, 1.6))
+        os.kill(number, signal.SIGKILL)
+    _, status = os.waitpid(number, 0)
+    if os.WIFSIGNALED(status):
+        done += 1
+    elif status == 0:
+        break
+    else:
+        sys.exit(f"a child failed after {done} kills")
+print(done)
+"""
+
+
+def reports(folder: Path) -> list[dict]:
+    lines = (folder / "reports.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+def run(code: str, *arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def same(one: Path, other: Path) -> None:
+    assert reports(one) == reports(other)
+    weights, others = (read(folder / "controller.safetensors", CONTROLLER_FORMAT)[0] for folder in (one, other))
+    assert weights.keys() == others.keys()
+    for name, tensor in weights.items():
+        assert tensor.equal(others[name]), name
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    run(MAIN, *RUN, str(folder))
+    return folder
+
+
+@pytest.mark.slow
+def test_killed_25_times_and_resumed_it_ends_the_same(whole, tmp_path):
+    folder = tmp_path / "killed"
+    kills = int(run(KILLER, str(folder), "25", *RUN))
+    assert kills >= 10, "most kills must hit a run that was still going on"
+    same(whole, folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_with_a_checkpoint(number, whole, tmp_path):
+    folder = tmp_path / "stopped"
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, *RUN, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while not (folder / "reports.jsonl").exists():
+        time.sleep(0.02)
+        assert process.poll() is None, process.communicate()
+    process.send_signal(number)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "esper resume" in out
+    assert 0 < len(reports(folder)) < 8
+    assert not (folder / "controller.safetensors").exists()
+    run(MAIN, "resume", str(folder))
+    same(whole, folder)
