@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import pickle
+import shutil
 
 import pytest
 
@@ -14,14 +16,16 @@ from esper.telemetry import RunFolder
 from esper.telemetry.folder import environment
 
 SMALL = ("--learn.updates", "2", "--fleets.0.hosts", "2", "--fleets.0.env.group", "1", "--fleets.0.env.episode", "3")
-SMALL += ("--learn.collect.horizon", "2", "--fleets.0.options", "examples", "200")
+SMALL += ("--learn.collect.horizon", "2", "--fleets.0.options.examples", "200")
 
 
 def report(update: int, **values) -> UpdateReport:
     needed = [f for f in dataclasses.fields(UpdateReport) if f.default is dataclasses.MISSING]
     numbers = {f.name: 1 if f.type is int else 0.5 for f in needed}
     head = HeadReport("op", 1, None, None, None, None, None, 0.1, 0.1)
-    return UpdateReport(**(numbers | {"update": update, "heads": (head,), "ops": {}, "seconds": {}} | values))
+    return UpdateReport(
+        **(numbers | {"update": update, "heads": (head,), "ops": {}, "seconds": {}, "stopped": None} | values)
+    )
 
 
 @pytest.fixture
@@ -87,9 +91,6 @@ FILES = ("config.json", "environment.json", "reports.jsonl", "checkpoints/000002
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("how", ["truncated", "garbled", "pickled", "missing"])
 def test_what_is_broken_is_named_and_nothing_else_is_touched(name, how, done, tmp_path):
-    import pickle
-    import shutil
-
     copy = tmp_path / "run"
     shutil.copytree(done, copy)
     path = copy / name

@@ -97,7 +97,7 @@ def mnist1d_gpu() -> Recipe:
 
 
 def cifar10() -> Recipe:
-    """CIFAR-10 from a local file (`--fleets.0.options path FILE`), for a GPU."""
+    """CIFAR-10 from a local file (`--fleets.0.options.path FILE`), for a GPU."""
     fleet = FleetConfig(
         task="images",
         options={"path": "cifar10.npz", "name": "cifar10"},
@@ -113,7 +113,7 @@ def cifar10() -> Recipe:
 
 
 def characters() -> Recipe:
-    """A character transformer on a text file (`--fleets.0.options path FILE`)."""
+    """A character transformer on a text file (`--fleets.0.options.path FILE`)."""
     fleet = FleetConfig(
         task="text",
         options={"path": "text.txt"},
