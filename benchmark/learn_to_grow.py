@@ -35,12 +35,12 @@ class Experiment:
     batch: int = 128
     lr: float = 5e-3
     rent: float = 0.02
-    hosts: int = 512
+    hosts: int = 256
     group: int = 16
     updates: int = 60
     ramp: int = 0
     """Updates over which the rent rises from 0."""
-    ppo: PPOConfig = PPOConfig(lr=1e-3, entropy_coef=0.02, entropy_end=0.005, anneal=50, epochs=4)
+    ppo: PPOConfig = PPOConfig(lr=1.5e-3, entropy_coef=0.02, entropy_end=0.002, anneal=45, epochs=4, minibatches=16)
     hidden: int = 128
     start: Literal["scratch", "plans"] = "scratch"
     """From random weights, or as a clone of the best of the searched plans."""

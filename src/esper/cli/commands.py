@@ -3,6 +3,7 @@
 import json as json_module
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from inspect import getdoc
 from typing import Annotated
 
 import tyro
@@ -24,9 +25,9 @@ class Bench:
     """Measure this machine."""
 
     what: (
-        Annotated[BenchFleet, subcommand("fleet", description=BenchFleet.__doc__)]
-        | Annotated[BenchPPO, subcommand("ppo", description=BenchPPO.__doc__)]
-        | Annotated[BenchPrecision, subcommand("precision", description=BenchPrecision.__doc__)]
+        Annotated[BenchFleet, subcommand("fleet", description=getdoc(BenchFleet))]
+        | Annotated[BenchPPO, subcommand("ppo", description=getdoc(BenchPPO))]
+        | Annotated[BenchPrecision, subcommand("precision", description=getdoc(BenchPrecision))]
     )
 
     def run(self) -> None:
@@ -63,12 +64,12 @@ class Blueprints:
 
 
 Command = (
-    Annotated[Train, subcommand("train", description=Train.__doc__)]
-    | Annotated[Resume, subcommand("resume", description=Resume.__doc__)]
-    | Annotated[Recipes, subcommand("recipes", description=Recipes.__doc__)]
-    | Annotated[Bench, subcommand("bench", description=Bench.__doc__)]
-    | Annotated[Tasks, subcommand("tasks", description=Tasks.__doc__)]
-    | Annotated[Blueprints, subcommand("blueprints", description=Blueprints.__doc__)]
+    Annotated[Train, subcommand("train", description=getdoc(Train))]
+    | Annotated[Resume, subcommand("resume", description=getdoc(Resume))]
+    | Annotated[Recipes, subcommand("recipes", description=getdoc(Recipes))]
+    | Annotated[Bench, subcommand("bench", description=getdoc(Bench))]
+    | Annotated[Tasks, subcommand("tasks", description=getdoc(Tasks))]
+    | Annotated[Blueprints, subcommand("blueprints", description=getdoc(Blueprints))]
 )
 AnyCommand = Train | Resume | Recipes | Bench | Tasks | Blueprints
 

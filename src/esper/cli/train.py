@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import tyro
@@ -34,7 +34,7 @@ class Train:
     Every field of a recipe is a flag, such as `--learn.updates 10`; `esper recipes NAME` shows them all.
     """
 
-    recipe: tyro.conf.Positional[str]
+    recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
     """One of `esper recipes`."""
     run_dir: Path | None = None
     """Where the run is written; a new folder under runs/ if not given."""
@@ -66,7 +66,7 @@ class Train:
 class Resume:
     """Go on with a run from its last checkpoint, as if it had never stopped."""
 
-    run_dir: tyro.conf.Positional[Path]
+    run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The run's folder."""
     json: bool = False
     """Print every report as a line of JSON."""
@@ -85,7 +85,8 @@ class Resume:
 class Recipes:
     """The recipes that `esper train` knows; with a name, everything in one of them."""
 
-    name: tyro.conf.Positional[str | None] = None
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = None
+    """One of them."""
     json: bool = False
     """Print one JSON object."""
 

@@ -77,7 +77,7 @@ def mnist1d() -> Recipe:
 
 
 def mnist1d_gpu() -> Recipe:
-    """The same for a GPU: 256 hosts at a time, lives of 20 epochs."""
+    """MNIST-1D for a GPU: 256 hosts at a time, lives of 20 epochs."""
     fleet = FleetConfig(
         task="mnist1d",
         host="cnn1d",
