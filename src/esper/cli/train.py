@@ -23,7 +23,7 @@ from esper.recipes import RECIPES, Recipe, recipe
 from esper.simic.checkpoint import load_training_run, save_training_run
 from esper.simic.train import Training
 from esper.tamiyo.files import save_controller
-from esper.telemetry import RunFolder
+from esper.telemetry import RunFolder, Sink, TensorBoard
 from esper.telemetry.folder import environment
 
 
@@ -40,6 +40,8 @@ class Train:
     """Where the run is written; a new folder under runs/ if not given."""
     rng_seed: int | None = None
     """Of the controller, its learning and its hosts; the recipe's own if not given."""
+    tensorboard: bool = False
+    """Write event files for TensorBoard, too."""
     json: bool = False
     """Print every report as a line of JSON."""
     changes: tyro.conf.Suppress[tuple[str, ...]] = field(default=())
@@ -50,7 +52,7 @@ class Train:
         path = self.run_dir or Path("runs") / f"{asked.name}-{datetime.now():%Y%m%d-%H%M%S}"
         training = asked.build()
         folder = RunFolder.create(path, asked.plain(), environment(asked.engine.device, torch.get_num_threads()))
-        go_on(folder, asked, training, self.json)
+        go_on(folder, asked, training, self.json, self.tensorboard)
 
     def asked(self) -> Recipe:
         """The recipe with its changes."""
@@ -68,6 +70,8 @@ class Resume:
 
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The run's folder."""
+    tensorboard: bool = False
+    """Write event files for TensorBoard, too."""
     json: bool = False
     """Print every report as a line of JSON."""
 
@@ -78,7 +82,7 @@ class Resume:
         if before != threads:
             warnings.warn(f"begun with {before} threads, gone on with {threads}: bits may differ", stacklevel=1)
         training = asked.build()
-        go_on(folder, asked, training, self.json, resumed=True)
+        go_on(folder, asked, training, self.json, self.tensorboard, resumed=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,19 +110,26 @@ def _summary(name: str) -> str:
     return (RECIPES[name].__doc__ or "").strip()
 
 
-def go_on(folder: RunFolder, asked: Recipe, training: Training, json: bool, resumed: bool = False) -> None:
+def go_on(
+    folder: RunFolder, asked: Recipe, training: Training, json: bool, tensorboard: bool, resumed: bool = False
+) -> None:
     """Train to the end, or until a signal asks to stop; either way nothing is lost."""
     best = pick_up(folder, training) if resumed else -float("inf")
+    sinks: list[Sink] = [TensorBoard(folder.path, training.update)] if tensorboard else []
     console = Console(stderr=json)
     with stopping() as asked_to_stop:
         while training.update < asked.learn.updates and not asked_to_stop():
             report = training.step()
             folder.append(report)
+            for sink in sinks:
+                sink.hear(report)
             show(console, report, json)
             done = training.update >= asked.learn.updates
             better = report.objective is not None and report.objective > best
             if done or asked_to_stop() or training.update % asked.checkpoint_every == 0:
                 best = checkpoint(folder, asked, training, report, best, better)
+    for sink in sinks:
+        sink.close()
     if training.update >= asked.learn.updates:
         save_controller(folder.controller_path, training.controller)
         console.print(f"done: {folder.path}")

@@ -1,5 +1,6 @@
 """What leaves a run: its folder, and whoever else listens."""
 
 from esper.telemetry.folder import RunFolder
+from esper.telemetry.sinks import Sink, TensorBoard
 
-__all__ = ["RunFolder"]
+__all__ = ["RunFolder", "Sink", "TensorBoard"]
