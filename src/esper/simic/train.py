@@ -19,6 +19,11 @@ from esper.simic.rollout import CollectConfig, Collector, Rollout, collect
 from esper.tamiyo.network import Controller
 from esper.tolaria import FleetEnv
 
+LARGEST_REWARD = 10.0
+"""Rewards beyond this count as this in their deviation; J moves by less than 1 in a whole life."""
+LEAST_SPREAD = 1e-3
+"""Rewards that hardly differ are not blown up by more than the inverse of this."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LearnConfig:
@@ -78,8 +83,8 @@ def train(
 
 def spread(scale: Running, rollout: Rollout) -> Tensor:
     """The deviation of rewards so far, this rollout's included; they are divided by it."""
-    scale.absorb(rollout.reward.clamp(-10, 10), rollout.reward.isfinite())
-    return scale.std.clamp(min=1e-3).float()
+    scale.absorb(rollout.reward.clamp(-LARGEST_REWARD, LARGEST_REWARD), rollout.reward.isfinite())
+    return scale.std.clamp(min=LEAST_SPREAD).float()
 
 
 def closer(controller: Controller, rollout: Rollout, learned: Learned) -> Detail:

@@ -1,7 +1,7 @@
 """What a controller sees: a table of features, one row each, the same for every task and host.
 
-All are ratios, shares or symlogs, so that one controller can serve hosts of any size. What is not known is marked by a
-second column and reads 0.
+All are ratios, shares or symlogs, so that one controller can serve hosts of any size; plain factors bring what is
+usually small to the order of 1. What is not known is marked by a second column and reads 0.
 """
 
 from collections.abc import Callable

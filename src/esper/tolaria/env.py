@@ -128,19 +128,18 @@ class FleetEnv:
         sick, self.history = judge(self.history, self.fleet, train_loss, measured, chance, self.config.governor)
         truncated = (self.age >= self.config.episode) & ~sick
         now = self.signals(measured, train_loss, flops, self.fleet)
-        last_good = self.signals(self.good.measured, train_loss, flops, self.good)
-        final = _choose(sick, last_good, now)
+        final = signals = now
         penalty = sick * self.config.penalty
         over = self.age >= self.config.episode
         ended = sick | over
         if bool(ended.any()):
+            final = _choose(sick, self.signals(self.good.measured, train_loss, flops, self.good), now)
             self.age = torch.where(over, 0, self.age)
             # A host that falls sick is replaced by one of its own seed, which lives out the group's time.
             fresh = self.renew(ended, over)
             signals = _choose(ended, fresh, now)
         else:
             self.good = Good(self.fleet.state, self.fleet.vitals, measured)
-            signals = now
         return Step(signals, final, penalty, refused, sick, truncated)
 
 
