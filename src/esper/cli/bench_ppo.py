@@ -151,9 +151,9 @@ def acted(controller: Controller, seen: Observation) -> tuple[Rollout, float]:
         start = time.perf_counter()
         with torch.inference_mode():
             choice, memory = controller.act(now, memory, random)
-        choices.append(choice.action.cpu())  # as an environment would
+        choice.action.cpu()  # as an environment would
         times.append(time.perf_counter() - start)
-        choices[-1] = choice
+        choices.append(choice)
     choice = Choice(*(torch.stack(x).clone() for x in zip(*choices, strict=True)))
     reward = torch.randn(length, hosts, generator=generator, device=device)
     start = torch.zeros(length, hosts, dtype=torch.bool, device=device)

@@ -125,9 +125,8 @@ def go_on(
                 sink.hear(report)
             show(console, report, json)
             done = training.update >= asked.learn.updates
-            better = report.objective is not None and report.objective > best
             if done or asked_to_stop() or training.update % asked.checkpoint_every == 0:
-                best = checkpoint(folder, asked, training, report, best, better)
+                best = checkpoint(folder, asked, training, report, best)
     for sink in sinks:
         sink.close()
     if training.update >= asked.learn.updates:
@@ -137,11 +136,10 @@ def go_on(
         console.print(f"stopped after update {training.update}: go on with `esper resume {folder.path}`")
 
 
-def checkpoint(
-    folder: RunFolder, asked: Recipe, training: Training, report: UpdateReport, best: float, better: bool
-) -> float:
+def checkpoint(folder: RunFolder, asked: Recipe, training: Training, report: UpdateReport, best: float) -> float:
     """Write one, keep the newest few, and remember the best. Returns the best objective so far."""
-    best = report.objective if better and report.objective is not None else best
+    better = report.objective is not None and report.objective > best
+    best = max(best, report.objective) if report.objective is not None else best
     notes = {"reports": folder.offset(), "best": best if best > -float("inf") else None}
     save_training_run(folder.checkpoint_path(training.update), training, notes)
     if better:

@@ -10,82 +10,61 @@ from esper.tamiyo.network import GPU
 from esper.tolaria import Engine, EnvConfig, TrainConfig
 
 
+def _recipe(name: str, fleet: FleetConfig, updates: int, epochs: int = 4, **options: int) -> Recipe:
+    """One fleet whose rollouts are whole lives, with rent from the start."""
+    learn = LearnConfig(
+        updates=updates,
+        ppo=PPOConfig(epochs=epochs),
+        collect=CollectConfig(horizon=fleet.env.episode),
+        rent=RentSchedule(start=0.02),
+    )
+    return Recipe(name=name, fleets=(fleet,), learn=learn, **options)
+
+
 def smoke() -> Recipe:
     """Spirals with tiny hosts: a complete run in less than half a minute on two cores."""
-    fleet = FleetConfig(
-        task="spirals",
-        options={"examples": 600},
-        host="mlp",
-        widths=(4, 4),
-        hosts=8,
-        train=TrainConfig(lr=1e-2),
-        env=EnvConfig(episode=8, group=4),
+    return _recipe(
+        "smoke", _spirals(hosts=8, examples=600, episode=8, group=4), updates=4, epochs=2, checkpoint_every=1
     )
-    learn = LearnConfig(
-        updates=4, ppo=PPOConfig(epochs=2), collect=CollectConfig(horizon=8), rent=RentSchedule(start=0.02)
-    )
-    return Recipe(name="smoke", fleets=(fleet,), learn=learn, checkpoint_every=1)
 
 
 def spirals() -> Recipe:
     """Spirals with hosts of 4 and 4 units: five minutes on two cores."""
-    fleet = FleetConfig(
+    return _recipe("spirals", _spirals(hosts=48, examples=1000, episode=16, group=8), updates=24)
+
+
+def _spirals(hosts: int, examples: int, episode: int, group: int) -> FleetConfig:
+    return FleetConfig(
         task="spirals",
-        options={"examples": 1000},
+        options={"examples": examples},
         host="mlp",
         widths=(4, 4),
-        hosts=48,
+        hosts=hosts,
         train=TrainConfig(lr=1e-2),
-        env=EnvConfig(episode=16, group=8),
+        env=EnvConfig(episode=episode, group=group),
     )
-    learn = LearnConfig(
-        updates=24, ppo=PPOConfig(epochs=4), collect=CollectConfig(horizon=16), rent=RentSchedule(start=0.02)
-    )
-    return Recipe(name="spirals", fleets=(fleet,), learn=learn)
 
 
 def digits() -> Recipe:
     """Handwritten digits of 8 × 8 pixels, small 2-D CNN hosts; for two cores."""
-    fleet = FleetConfig(
-        task="digits",
-        host="cnn2d",
-        widths=(8, 8),
-        hosts=24,
-        train=TrainConfig(lr=5e-3),
-        env=EnvConfig(episode=12, group=8),
-    )
-    learn = LearnConfig(
-        updates=20, ppo=PPOConfig(epochs=4), collect=CollectConfig(horizon=12), rent=RentSchedule(start=0.02)
-    )
-    return Recipe(name="digits", fleets=(fleet,), learn=learn)
+    env, train = EnvConfig(episode=12, group=8), TrainConfig(lr=5e-3)
+    fleet = FleetConfig(task="digits", host="cnn2d", widths=(8, 8), hosts=24, train=train, env=env)
+    return _recipe("digits", fleet, updates=20)
 
 
 def mnist1d() -> Recipe:
     """MNIST-1D, weak 1-D CNN hosts; for two cores."""
-    fleet = FleetConfig(
-        task="mnist1d",
-        host="cnn1d",
-        widths=(8, 8, 8),
-        hosts=24,
-        train=TrainConfig(lr=5e-3, batch_size=128),
-        env=EnvConfig(episode=12, group=8),
-    )
-    learn = LearnConfig(
-        updates=20, ppo=PPOConfig(epochs=4), collect=CollectConfig(horizon=12), rent=RentSchedule(start=0.02)
-    )
-    return Recipe(name="mnist1d", fleets=(fleet,), learn=learn)
+    return _recipe("mnist1d", _mnist1d(hosts=24, episode=12, group=8), updates=20)
+
+
+def _mnist1d(hosts: int, episode: int, group: int) -> FleetConfig:
+    env, train = EnvConfig(episode=episode, group=group), TrainConfig(lr=5e-3, batch_size=128)
+    return FleetConfig(task="mnist1d", host="cnn1d", widths=(8, 8, 8), hosts=hosts, train=train, env=env)
 
 
 def mnist1d_gpu() -> Recipe:
     """MNIST-1D for a GPU: 256 hosts at a time, lives of 20 epochs."""
-    fleet = FleetConfig(
-        task="mnist1d",
-        host="cnn1d",
-        widths=(8, 8, 8),
-        hosts=256,
-        train=TrainConfig(lr=5e-3, batch_size=128),
-        env=EnvConfig(episode=20, group=16),
-    )
+    fleet = _mnist1d(hosts=256, episode=20, group=16)
     learn = LearnConfig(
         updates=80,
         ppo=PPOConfig(epochs=4, minibatches=16, entropy_end=0.002, anneal=60),

@@ -132,6 +132,10 @@ class Losses(NamedTuple):
     ratio_max: Float[Tensor, " H"]
 
 
+BY_HEAD = ("policy", "entropy", "bonus", "kl", "clipped", "anchor")
+"""The losses that are sums over the decisions which listen to a head."""
+
+
 def sequences(rollout: Rollout, whole: bool) -> tuple[Int[Tensor, "L Q"], Int[Tensor, "L Q"], Bool[Tensor, "L Q"]]:
     """Times and hosts of every life's part in a rollout, and which are real. If not `whole`, of single decisions."""
     start = rollout.start.clone()
@@ -312,17 +316,7 @@ class Learner:
                 break
         self.updates += 1
         counted = torch.stack(samples)
-        share = counted / counted.sum(0).clamp(min=1)  # a minibatch without a head's decisions says nothing of it
-        by_head = {
-            name: (torch.stack([getattr(f, name) for f in found]) * share).sum(0)
-            for name in ("policy", "entropy", "bonus", "kl", "clipped", "anchor")
-        }
-        means = Losses(
-            **by_head,
-            value=torch.stack([f.value for f in found]).mean(),
-            ratio_min=torch.stack([f.ratio_min for f in found]).amin(0),
-            ratio_max=torch.stack([f.ratio_max for f in found]).amax(0),
-        )
+        means = _averaged(found, counted)
         whole, clipped, heads = (torch.stack(x).mean(0) for x in zip(*gradients, strict=True))
         epochs = -(-len(found) // min(config.minibatches, lives.valid.shape[1]))
         return Learned(
@@ -361,12 +355,7 @@ class Learner:
         heads = over.heads.clamp(min=1)
         total = Losses(*(torch.stack(x).sum(0) for x in zip(*parts, strict=True)))
         mean = Losses(
-            policy=total.policy / heads,
-            entropy=total.entropy / heads,
-            bonus=total.bonus / heads,
-            kl=total.kl / heads,
-            clipped=total.clipped / heads,
-            anchor=total.anchor / heads,
+            **{name: getattr(total, name) / heads for name in BY_HEAD},
             value=total.value / over.decisions.clamp(min=1),
             ratio_min=torch.stack([p.ratio_min for p in parts]).amin(0),
             ratio_max=torch.stack([p.ratio_max for p in parts]).amax(0),
@@ -378,6 +367,17 @@ class Learner:
             return mean, over, recorded, f"the policy moved by more than 1.5 times target_kl ({config.target_kl})"
         self.optimizer.step()
         return mean, over, recorded, None
+
+
+def _averaged(found: list[Losses], counted: Float[Tensor, "M H"]) -> Losses:
+    """Means over minibatches. One without a head's decisions says nothing of it."""
+    share = counted / counted.sum(0).clamp(min=1)
+    return Losses(
+        **{name: (torch.stack([getattr(f, name) for f in found]) * share).sum(0) for name in BY_HEAD},
+        value=torch.stack([f.value for f in found]).mean(),
+        ratio_min=torch.stack([f.ratio_min for f in found]).amin(0),
+        ratio_max=torch.stack([f.ratio_max for f in found]).amax(0),
+    )
 
 
 def _broken(**tensors: Tensor) -> list[str]:
