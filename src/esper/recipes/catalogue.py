@@ -10,7 +10,7 @@ from esper.tamiyo.network import GPU
 from esper.tolaria import Engine, EnvConfig, TrainConfig
 
 
-def _recipe(name: str, fleet: FleetConfig, updates: int, epochs: int = 4, **options: int) -> Recipe:
+def _recipe(name: str, fleet: FleetConfig, updates: int, epochs: int = 4, checkpoint_every: int = 5) -> Recipe:
     """One fleet whose rollouts are whole lives, with rent from the start."""
     learn = LearnConfig(
         updates=updates,
@@ -18,7 +18,7 @@ def _recipe(name: str, fleet: FleetConfig, updates: int, epochs: int = 4, **opti
         collect=CollectConfig(horizon=fleet.env.episode),
         rent=RentSchedule(start=0.02),
     )
-    return Recipe(name=name, fleets=(fleet,), learn=learn, **options)
+    return Recipe(name=name, fleets=(fleet,), learn=learn, checkpoint_every=checkpoint_every)
 
 
 def smoke() -> Recipe:
