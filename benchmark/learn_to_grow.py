@@ -41,7 +41,8 @@ class Experiment:
     ramp: int = 0
     """Updates over which the rent rises from 0."""
     ppo: PPOConfig = PPOConfig(lr=1.5e-3, entropy_coef=0.02, entropy_end=0.002, anneal=45, epochs=4, minibatches=16)
-    hidden: int = 128
+    reward: RewardConfig = RewardConfig()
+    controller: ControllerConfig = ControllerConfig(hidden=128)
     start: Literal["scratch", "plans"] = "scratch"
     """From random weights, or as a clone of the best of the searched plans."""
     plans: int = 50
@@ -107,12 +108,13 @@ def learn(x: Experiment) -> None:
     plans = random_plans(setting, x.plans, x.seed)
     plan, means = best_plan(env_for(x, x.plans * x.searched, x.plans, SEARCH + x.seed), plans, x.rent)
     say(best=str(plan), J=round(means.max().item(), 4), median=round(means.median().item(), 4))
-    controller = Controller(ControllerConfig(hidden=x.hidden), rng_seed=x.seed).to(x.device)
+    controller = Controller(x.controller, rng_seed=x.seed).to(x.device)
     if x.start == "plans":
         imitate(x, controller, [plans[i] for i in means.argsort(descending=True)[:4]])
     config = LearnConfig(
         updates=x.updates,
         ppo=x.ppo,
+        reward=x.reward,
         collect=CollectConfig(horizon=x.episode),
         rent=RentSchedule(end=x.rent, updates=x.ramp),
         rng_seed=x.seed,
@@ -143,7 +145,7 @@ def imitate(x: Experiment, controller: Controller, plans: list[FixedPlan]) -> No
     env = env_for(x, 64 * len(plans), len(plans), SEARCH + 500 + x.seed)
     fleets = Collector([env], controller, CollectConfig(horizon=x.episode), x.seed)
     fleets.begin(x.rent)
-    rollout = record(fleets, [SideBySide(plans)], x.rent, RewardConfig())
+    rollout = record(fleets, [SideBySide(plans)], x.rent, x.reward)
     *_, last = clone(controller, [rollout], CloneConfig(epochs=60, rng_seed=x.seed))
     say(cloned=round(last.held_out_loss, 3), likelihood=last.likelihood)
 

@@ -150,11 +150,12 @@ class Bench:
         fleet = make_fleet(work, hosts, engine)
         env = FleetEnv(fleet, EnvConfig(staggered=True))
         generator = torch.Generator(self.device).manual_seed(1)
-        env.reset()
+        allowed = env.reset().legal
 
         def decide(count: int) -> None:
+            nonlocal allowed
             for _ in range(count):
-                env.step(random_legal(fleet, generator))
+                allowed = env.step(random_legal(allowed, fleet.space.sizes, generator)).signals.legal
 
         first = elapsed(lambda: decide(self.decisions - self.decisions // 2), self.device)
         cold = time.perf_counter() - start

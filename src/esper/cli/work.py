@@ -149,14 +149,13 @@ def planted(fleet: Fleet, num_slots: int) -> None:
         fleet.decide(torch.zeros(fleet.num_hosts, len(Head), dtype=torch.long, device=fleet.device))
 
 
-def random_legal(fleet: Fleet, generator: torch.Generator) -> Tensor:
-    """Any legal op and slot, WAIT counting as one, and any choice of the other heads."""
-    allowed = fleet.legal()
+def random_legal(allowed: Tensor, sizes: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Any legal op and slot, (N, O, S), WAIT counting as one, and any choice of the other heads."""
     weight = allowed.float()
     weight[:, Op.WAIT] /= allowed.shape[2]
     picked = torch.multinomial(weight.flatten(1), 1, generator=generator)[:, 0]
-    sizes = torch.tensor(fleet.space.sizes, device=fleet.device)
-    actions = (torch.rand(fleet.num_hosts, len(sizes), generator=generator, device=fleet.device) * sizes).long()
+    uniform = torch.rand(len(allowed), len(sizes), generator=generator, device=allowed.device)
+    actions = (uniform * torch.tensor(sizes, device=allowed.device)).long()
     actions[:, Head.OP], actions[:, Head.SLOT] = picked // allowed.shape[2], picked % allowed.shape[2]
     return actions
 

@@ -75,12 +75,11 @@ def _open(row: Transition, state: SlotState, vitals: Vitals, config: LifecycleCo
     return (state.stage == row.source) & GATES[row.gate](state, vitals, config)
 
 
-def _due(row: Transition, state: SlotState, vitals: Vitals, config: LifecycleConfig) -> Tensor:
-    """The slots that will make this transition by themselves when the next epoch begins."""
-    due = _open(row, state, vitals, config)
+def _due(row: Transition, here: Tensor, state: SlotState, config: LifecycleConfig) -> Tensor:
+    """Of the slots where this transition is open `here`, those that will make it when the next epoch begins."""
     if not row.automatic or (row.op is Op.ADVANCE and not config.auto_advance):
-        return torch.zeros_like(due)
-    return due & (state.age >= config.training) if row.gate is Gate.TRAINED else due
+        return torch.zeros_like(here)
+    return here & (state.age >= config.training) if row.gate is Gate.TRAINED else here
 
 
 def legal(state: SlotState, vitals: Vitals, config: LifecycleConfig) -> Bool[Tensor, "N O S"]:
@@ -91,8 +90,8 @@ def legal(state: SlotState, vitals: Vitals, config: LifecycleConfig) -> Bool[Ten
     allowed[:, Op.WAIT] = True
     for row in TRANSITIONS:
         if row.op is not None:
-            here = _open(row, state, vitals, config) & ~_due(row, state, vitals, config)
-            allowed[:, row.op] |= here
+            here = _open(row, state, vitals, config)
+            allowed[:, row.op] |= here & ~_due(row, here, state, config)
     return allowed
 
 
@@ -184,7 +183,8 @@ def tick(state: SlotState, vitals: Vitals, config: LifecycleConfig) -> SlotState
     """An epoch begins: what is due happens, one transition a slot; then alpha moves and all are an epoch older."""
     moved = state
     for row in filter(lambda row: row.automatic, TRANSITIONS):
-        moved = _fill(moved, _due(row, state, vitals, config), stage=int(row.target), age=0)
+        due = _due(row, _open(row, state, vitals, config), state, config)
+        moved = _fill(moved, due, stage=int(row.target), age=0)
     gone = has_voice(moved.stage, Voice.EMPTY)
     moved = _fill(moved, gone, **{k: v for k, v in EMPTY.items() if k not in KEPT})
     return _age(_ramp(moved))

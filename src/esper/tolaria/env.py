@@ -5,7 +5,7 @@ fresh host takes its place at once.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,6 +21,8 @@ from esper.leyline.rng import key
 from esper.leyline.state import Setting, Signals, SlotState, Vitals
 from esper.tolaria.fleet import Fleet, Measured
 from esper.tolaria.governor import GovernorConfig, History, judge, no_history
+
+Record = TypeVar("Record", Signals, Measured)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +90,12 @@ class FleetEnv:
             self.age = self.groups % self.config.episode
         self.sibling = torch.ones_like(self.fleet.everyone)
         self.history: History = no_history(fleet)
-        return self.renew(self.sibling, self.sibling)
+        measured = self.renew(self.sibling, self.sibling)
+        self.good = Good(fleet.state, fleet.vitals, measured)
+        return self.first_signals(measured)
 
-    def renew(self, fresh: Bool[Tensor, " N"], together: Bool[Tensor, " N"]) -> Signals:
-        """Fresh hosts in some places: with the whole group where `together`, else alone."""
+    def renew(self, fresh: Bool[Tensor, " N"], together: Bool[Tensor, " N"]) -> Measured:
+        """Fresh hosts in some places: with the whole group where `together`, else alone. Returns what they measure."""
         self.births += fresh
         self.generation += fresh & together
         shared = key(self.config.rng_seed, "group", self.groups, self.generation)
@@ -100,8 +104,10 @@ class FleetEnv:
         self.sibling = torch.where(fresh, together, self.sibling)
         empty = no_history(self.fleet)
         self.history = History(*(torch.where(fresh, new, old) for new, old in zip(empty, self.history, strict=True)))
-        measured = self.fleet.evaluate()
-        self.good = Good(self.fleet.state, self.fleet.vitals, measured)
+        return self.fleet.evaluate_bare()
+
+    def first_signals(self, measured: Measured) -> Signals:
+        """Of hosts that were not trained yet."""
         unknown = torch.full_like(measured.loss, torch.nan, dtype=torch.float64)
         return self.signals(measured, unknown, torch.zeros_like(unknown), self.fleet)
 
@@ -128,18 +134,16 @@ class FleetEnv:
         sick, self.history = judge(self.history, self.fleet, train_loss, measured, chance, self.config.governor)
         truncated = (self.age >= self.config.episode) & ~sick
         now = self.signals(measured, train_loss, flops, self.fleet)
-        final = signals = now
-        penalty = sick * self.config.penalty
+        final = _choose(sick, self.signals(self.good.measured, train_loss, flops, self.good), now)
+        signals, penalty = now, sick * self.config.penalty
         over = self.age >= self.config.episode
         ended = sick | over
-        if bool(ended.any()):
-            final = _choose(sick, self.signals(self.good.measured, train_loss, flops, self.good), now)
+        if bool(ended.any()):  # waits for the device
             self.age = torch.where(over, 0, self.age)
             # A host that falls sick is replaced by one of its own seed, which lives out the group's time.
-            fresh = self.renew(ended, over)
-            signals = _choose(ended, fresh, now)
-        else:
-            self.good = Good(self.fleet.state, self.fleet.vitals, measured)
+            measured = _choose(ended, self.renew(ended, over), measured)
+            signals = _choose(ended, self.first_signals(measured), now)
+        self.good = Good(self.fleet.state, self.fleet.vitals, measured)
         return Step(signals, final, penalty, refused, sick, truncated)
 
 
@@ -159,6 +163,6 @@ def setting_of(fleet: Fleet, episode: int) -> Setting:
     )
 
 
-def _choose(rows: Bool[Tensor, " N"], yes: Signals, no: Signals) -> Signals:
+def _choose(rows: Bool[Tensor, " N"], yes: Record, no: Record) -> Record:
     """One record's rows where `rows`, the other's elsewhere."""
     return tree_map(lambda a, b: torch.where(rows.view(-1, *[1] * (b.ndim - 1)), a, b), yes, no)

@@ -23,7 +23,20 @@ from esper.tolaria.capture import Program, Programs
 from esper.tolaria.config import Engine, TrainConfig, check_fit
 from esper.tolaria.memory import Memory
 from esper.tolaria.network import Bucket, Network, where
-from esper.tolaria.plan import Kind, Packed, Padding, Plan, Roomy, Seeds, exact, make_plan, pack, power_of_two, unpack
+from esper.tolaria.plan import (
+    Kind,
+    Packed,
+    Padding,
+    Plan,
+    Roomy,
+    Seeds,
+    exact,
+    make_plan,
+    pack,
+    power_of_two,
+    unpack,
+    upload,
+)
 from esper.tolaria.stack import Stack, step
 
 Norms = dict[Kind | None, Float[Tensor, " R"]]
@@ -271,6 +284,10 @@ class Fleet:
         """Every host on the validation data, and what each seed contributes, from extra rows of the same pass."""
         return self.measured(self.plan(known or self.known(), measuring=True))
 
+    def evaluate_bare(self) -> Measured:
+        """Every host on the validation data as if it had no seeds: all there is to know of newborns."""
+        return self.measured(make_plan({}, len(self.slots), measuring=True, padding=self.padding))
+
     def switched(self, over: Bool[Tensor, "N S"]) -> Measured:
         """The same with some seeds switched over: off where they speak, on where they are silent.
 
@@ -324,9 +341,7 @@ class Fleet:
             here = {kind: bucket for kind, bucket in self.buckets.items() if kind.slot == s}
             if here:
                 hosts = np.concatenate([bucket.hosts for bucket in here.values()])
-                rows, hosts = (
-                    torch.from_numpy(x).to(self.device) for x in (np.flatnonzero(hosts >= 0), hosts[hosts >= 0])
-                )
+                rows, hosts = (upload(x, self.device) for x in (np.flatnonzero(hosts >= 0), hosts[hosts >= 0]))
                 finite = torch.cat([bucket.stack.flat.isfinite().all(1) for bucket in here.values()])[rows]
                 norm = torch.cat([norms[kind] for kind in here])[rows]
                 share[hosts, s] = (norm / norms[None][hosts]).to(share.dtype)

@@ -13,7 +13,7 @@ from esper.leyline.actions import Graft
 from esper.leyline.rng import Purpose, key
 from esper.leyline.specs import HostSpec, SlotSpec
 from esper.leyline.state import NO_BLUEPRINT, SlotState
-from esper.tolaria.plan import SHARES, Kind, Padding, Plan, SlotPlan
+from esper.tolaria.plan import SHARES, Kind, Padding, Plan, SlotPlan, upload
 from esper.tolaria.stack import Stack
 
 Flats = dict[Kind | None, Tensor]
@@ -53,7 +53,7 @@ class Bucket:
         self.hosts = np.concatenate([self.hosts[living], np.full(size - len(living), -1)])
 
     def at(self, rows: np.ndarray) -> Tensor:
-        return torch.from_numpy(rows).to(self.stack.flat.device)
+        return upload(rows, self.stack.flat.device)
 
 
 class Network:
@@ -100,7 +100,7 @@ class Network:
             bucket = self.buckets[kind] = self.known[kind]
             newborns = np.setdiff1d(np.flatnonzero(now[:, s] == b), bucket.hosts)
             if len(newborns):
-                hosts = torch.from_numpy(newborns).to(self.device)
+                hosts = upload(newborns, self.device)
                 room = padding((kind, "seeds"), int((bucket.hosts >= 0).sum()) + len(newborns), SHARES["seeds"])
                 bucket.admit(newborns, keys[hosts, s], gated[hosts, s], room)
         self.idle = {

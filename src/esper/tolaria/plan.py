@@ -207,6 +207,12 @@ def _tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
+def upload(array: np.ndarray, device: torch.device) -> Tensor:
+    """Send numbers to a device without waiting for what it is doing."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
 def pack(plan: Plan, device: torch.device) -> Packed:
     """Send a plan to a device in a few pieces, without waiting for what the device is doing."""
     leaves, spec = tree_flatten(plan)

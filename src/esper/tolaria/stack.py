@@ -121,11 +121,11 @@ class Stack:
     def fill(self, rows: Int[Tensor, " R"], params: Params) -> None:
         """Give rows these weights, no moments, no steps."""
         self.clear(rows)
-        self.flat[rows] = self.layout.flatten(params).to(self.flat)
+        self.flat.index_copy_(0, rows, self.layout.flatten(params).to(self.flat))
 
     def clear(self, rows: Int[Tensor, " R"]) -> None:
         for tensor in self.tensors.values():
-            tensor[rows] = 0
+            tensor.index_fill_(0, rows, 0)
 
     def resize(self, keep: Int[Tensor, " R"], rows: int) -> None:
         """Move some rows to the front of a stack of another height, in the same memory if there is room."""

@@ -15,7 +15,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     if _waiting is None:
         kernel[grid](*arguments, **options)
     elif (variant := _variant(kernel, arguments)) not in _waiting:
-        _waiting[variant] = lambda: kernel.warmup(*arguments, grid=grid, **options)
+        _waiting[variant] = lambda: kernel.warmup(*arguments, grid=grid, **options).run  # its launcher is built, too
 
 
 @contextmanager
