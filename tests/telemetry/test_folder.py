@@ -11,12 +11,16 @@ import pytest
 from esper.cli import main
 from esper.cli.train import Resume, Train
 from esper.leyline.errors import EsperError, FileError
-from esper.leyline.reports import HeadReport, UpdateReport
+from esper.leyline.reports import HeadReport, LifeReport, UpdateReport
 from esper.telemetry import RunFolder
 from esper.telemetry.folder import environment
 
 SMALL = ("--learn.updates", "2", "--fleets.0.hosts", "2", "--fleets.0.env.group", "1", "--fleets.0.env.episode", "3")
-SMALL += ("--learn.collect.horizon", "2", "--fleets.0.options.examples", "200")
+SMALL += ("--learn.collect.horizon", "2", "--fleets.0.options.examples", "200", "--exam", "2")
+
+
+def lives(update: int) -> tuple[LifeReport, ...]:
+    return tuple(LifeReport(update, host, 0.5, 0.6, 1.5, sick=host > 0) for host in range(2))
 
 
 def report(update: int, **values) -> UpdateReport:
@@ -24,7 +28,11 @@ def report(update: int, **values) -> UpdateReport:
     numbers = {f.name: 1 if f.type is int else 0.5 for f in needed}
     head = HeadReport("op", 1, None, None, None, None, None, 0.1, 0.1)
     return UpdateReport(
-        **(numbers | {"update": update, "heads": (head,), "ops": {}, "seconds": {}, "stopped": None} | values)
+        **(
+            numbers
+            | {"update": update, "heads": (head,), "ops": {}, "seconds": {}, "stopped": None, "lives": lives(update)}
+            | values
+        )
     )
 
 
@@ -43,26 +51,28 @@ def done(tmp_path_factory):
 def test_reports_are_lines_that_anyone_can_read(folder):
     folder.append(report(0, objective=math.nan))
     folder.append(report(1, objective=0.5))
-    lines = folder.reports_path.read_text().splitlines()
+    lines = (folder.path / "reports.jsonl").read_text().splitlines()
     assert [json.loads(line, parse_constant=pytest.fail)["objective"] for line in lines] == [None, 0.5]
-    assert [r["update"] for r in folder.reports()] == [0, 1]
+    assert [r.update for r in folder.reports()] == [0, 1]
 
 
 def test_a_line_that_is_being_written_is_not_read(folder):
     folder.append(report(0))
-    with open(folder.reports_path, "a") as file:
+    with open((folder.path / "reports.jsonl"), "a") as file:
         file.write('{"update": 1, "obj')
-    assert [r["update"] for r in folder.reports()] == [0]
+    assert [r.update for r in folder.reports()] == [0]
 
 
 def test_cutting_forgets_what_came_later(folder):
     folder.append(report(0))
-    offset = folder.offset()
+    offsets = folder.offsets()
     folder.append(report(1))
-    folder.cut(offset)
-    assert [r["update"] for r in folder.reports()] == [0]
-    with pytest.raises(FileError, match="lines are missing"):
-        folder.cut(offset + 1)
+    folder.cut(offsets)
+    assert [r.update for r in folder.reports()] == [0]
+    assert [life.update for life in folder.episodes()] == [0, 0]
+    for name in offsets:
+        with pytest.raises(FileError, match=f"{name} is shorter"):
+            folder.cut(offsets | {name: offsets[name] + 1})
 
 
 def test_a_run_is_never_overwritten(done):
@@ -77,8 +87,13 @@ def test_the_folder_holds_everything(done):
         "config.json",
         "environment.json",
         "reports.jsonl",
+        "episodes.jsonl",
         "checkpoints",
         "controller.safetensors",
+        "exam.json",
+        "lives.jsonl",
+        "report.html",
+        "pictures",
     }
     assert len(RunFolder.open(done).reports()) == 2
     assert (done / "checkpoints/best.safetensors").exists()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from esper.cli.train import Resume, Train
+from esper.cli.train import Listening, Resume, Train
 from esper.leyline.actions import Head, Op
 from esper.simic import CollectConfig, LearnConfig, train
 from esper.telemetry import RunFolder
@@ -12,7 +12,7 @@ from esper.telemetry.scalars import scalars
 from small_fleets import controller_for, make_env
 
 SMALL = ("--learn.updates", "3", "--fleets.0.hosts", "2", "--fleets.0.env.group", "1", "--fleets.0.env.episode", "3")
-SMALL += ("--learn.collect.horizon", "2", "--fleets.0.options.examples", "200")
+SMALL += ("--learn.collect.horizon", "2", "--fleets.0.options.examples", "200", "--exam", "2")
 
 
 def test_every_number_has_a_known_name_and_nothing_unknown_is_drawn():
@@ -32,10 +32,10 @@ def test_every_number_has_a_known_name_and_nothing_unknown_is_drawn():
 def test_tensorboard_reads_what_was_written(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    Train(recipe="smoke", run_dir=tmp_path / "run", tensorboard=True, changes=SMALL).run()
-    Resume(run_dir=tmp_path / "run", tensorboard=True).run()
+    Train(recipe="smoke", run_dir=tmp_path / "run", listening=Listening(log=("tensorboard",)), changes=SMALL).run()
+    Resume(run_dir=tmp_path / "run", listening=Listening(log=("tensorboard",))).run()
     events = EventAccumulator(str(tmp_path / "run/tensorboard"))
     events.Reload()
     reports = RunFolder.open(tmp_path / "run").reports()
     drawn = {event.step: event.value for event in events.Scalars("losses/approx_kl")}
-    assert drawn == pytest.approx({r["update"]: r["kl"] for r in reports}, rel=1e-5, abs=1e-9)
+    assert drawn == pytest.approx({r.update: r.kl for r in reports}, rel=1e-5, abs=1e-9)

@@ -14,6 +14,7 @@ from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, subcommand
 from esper.cli.bench_fleet import BenchFleet
 from esper.cli.bench_ppo import BenchPPO
 from esper.cli.bench_precision import BenchPrecision
+from esper.cli.look import Exam, Report, Watch
 from esper.cli.train import Recipes, Resume, Train
 from esper.kasmina import blueprint, blueprint_names
 from esper.leyline.specs import Stream
@@ -66,12 +67,15 @@ class Blueprints:
 Command = (
     Annotated[Train, subcommand("train", description=getdoc(Train))]
     | Annotated[Resume, subcommand("resume", description=getdoc(Resume))]
+    | Annotated[Watch, subcommand("watch", description=getdoc(Watch))]
+    | Annotated[Report, subcommand("report", description=getdoc(Report))]
+    | Annotated[Exam, subcommand("exam", description=getdoc(Exam))]
     | Annotated[Recipes, subcommand("recipes", description=getdoc(Recipes))]
     | Annotated[Bench, subcommand("bench", description=getdoc(Bench))]
     | Annotated[Tasks, subcommand("tasks", description=getdoc(Tasks))]
     | Annotated[Blueprints, subcommand("blueprints", description=getdoc(Blueprints))]
 )
-AnyCommand = Train | Resume | Recipes | Bench | Tasks | Blueprints
+AnyCommand = Train | Resume | Watch | Report | Exam | Recipes | Bench | Tasks | Blueprints
 
 
 def parse(arguments: Sequence[str]) -> AnyCommand:

@@ -4,9 +4,9 @@ import json as json_module
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -15,16 +15,44 @@ from typing import Annotated, Any
 import torch
 import tyro
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
+from tyro.conf import OmitArgPrefixes
 
+from esper.cli.look import exam_table, write_report
 from esper.leyline.errors import EsperError, FileError
+from esper.leyline.plain import finite
 from esper.leyline.reports import UpdateReport
 from esper.recipes import RECIPES, Recipe, recipe
+from esper.recipes.exam import hold_exam
+from esper.recipes.start import begin
 from esper.simic.checkpoint import load_training_run, save_training_run
 from esper.simic.train import Training
 from esper.tamiyo.files import save_controller
-from esper.telemetry import RunFolder, Sink, TensorBoard
-from esper.telemetry.folder import environment
+from esper.telemetry import SINKS, Board, RunFolder, Sink, SinkName
+from esper.telemetry.board import line
+from esper.telemetry.folder import LOGS, environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listening:
+    """Who hears of a run besides its folder."""
+
+    log: tuple[SinkName, ...] = ()
+    """Where else to write every update: tensorboard, wandb, mlflow."""
+    json: bool = False
+    """Print every report as a line of JSON."""
+
+    @contextmanager
+    def shown(self, board: Board, console: Console) -> Iterator[Callable[[UpdateReport], None]]:
+        """A board that is redrawn in a terminal; elsewhere lines."""
+        if self.json:
+            yield lambda report: print(json_module.dumps(finite(asdict(replace(report, lives=())))), flush=True)
+        elif console.is_terminal:
+            with Live(board, console=console, auto_refresh=False) as live:
+                yield lambda report: live.refresh()
+        else:
+            yield lambda report: console.print(line(report))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +68,7 @@ class Train:
     """Where the run is written; a new folder under runs/ if not given."""
     rng_seed: int | None = None
     """Of the controller, its learning and its hosts; the recipe's own if not given."""
-    tensorboard: bool = False
-    """Write event files for TensorBoard, too."""
-    json: bool = False
-    """Print every report as a line of JSON."""
+    listening: OmitArgPrefixes[Listening] = Listening()
     changes: tyro.conf.Suppress[tuple[str, ...]] = field(default=())
     """Flags of the recipe."""
 
@@ -52,7 +77,7 @@ class Train:
         path = self.run_dir or Path("runs") / f"{asked.name}-{datetime.now():%Y%m%d-%H%M%S}"
         training = asked.build()
         folder = RunFolder.create(path, asked.plain(), environment(asked.engine.device, torch.get_num_threads()))
-        go_on(folder, asked, training, self.json, self.tensorboard)
+        go_on(folder, asked, training, self.listening)
 
     def asked(self) -> Recipe:
         """The recipe with its changes."""
@@ -70,10 +95,7 @@ class Resume:
 
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The run's folder."""
-    tensorboard: bool = False
-    """Write event files for TensorBoard, too."""
-    json: bool = False
-    """Print every report as a line of JSON."""
+    listening: OmitArgPrefixes[Listening] = Listening()
 
     def run(self) -> None:
         folder = RunFolder.open(self.run_dir)
@@ -82,7 +104,7 @@ class Resume:
         if before != threads:
             warnings.warn(f"begun with {before} threads, gone on with {threads}: bits may differ", stacklevel=1)
         training = asked.build()
-        go_on(folder, asked, training, self.json, self.tensorboard, resumed=True)
+        go_on(folder, asked, training, self.listening, resumed=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,37 +132,52 @@ def _summary(name: str) -> str:
     return (RECIPES[name].__doc__ or "").strip()
 
 
-def go_on(
-    folder: RunFolder, asked: Recipe, training: Training, json: bool, tensorboard: bool, resumed: bool = False
-) -> None:
+def go_on(folder: RunFolder, asked: Recipe, training: Training, listening: Listening, resumed: bool = False) -> None:
     """Train to the end, or until a signal asks to stop; either way nothing is lost."""
     best = pick_up(folder, training) if resumed else -float("inf")
-    sinks: list[Sink] = [TensorBoard(folder.path, training.update)] if tensorboard else []
-    console = Console(stderr=json)
-    with stopping() as asked_to_stop:
+    console = Console(stderr=listening.json)
+    sinks: list[Sink] = [SINKS[name](folder.path, asked.plain(), training.update) for name in listening.log]
+    board = Board(str(folder.path), asked.learn.updates, folder.reports())
+    if training.update == 0 and asked.start.plans:
+        with stopping(), console.status(f"{asked.start.plans} plans are tried, and the best imitated"):
+            begin(asked, training.controller)
+    with stopping() as asked_to_stop, listening.shown(board, console) as show:
         while training.update < asked.learn.updates and not asked_to_stop():
             report = training.step()
             folder.append(report)
-            for sink in sinks:
+            for sink in (board, *sinks):
                 sink.hear(report)
-            show(console, report, json)
+            show(report)
             done = training.update >= asked.learn.updates
             if done or asked_to_stop() or training.update % asked.checkpoint_every == 0:
                 best = checkpoint(folder, asked, training, report, best)
     for sink in sinks:
         sink.close()
-    if training.update >= asked.learn.updates:
-        save_controller(folder.controller_path, training.controller)
-        console.print(f"done: {folder.path}")
-    else:
+    if training.update < asked.learn.updates:
         console.print(f"stopped after update {training.update}: go on with `esper resume {folder.path}`")
+        return
+    if not folder.done:
+        finish(folder, asked, training, console)
+    console.print(f"done: {folder.path}")
+
+
+def finish(folder: RunFolder, asked: Recipe, training: Training, console: Console) -> None:
+    """Hold the exam, keep the controller, write the report."""
+    with stopping(), console.status("the controller sits its exam"):
+        exams, lives = hold_exam(asked, training.controller, asked.exam)
+        folder.write_exam(exams, lives)
+        save_controller(folder.controller_path, training.controller)
+        path = write_report(folder)
+    for exam in exams:
+        console.print(exam_table(exam))
+    console.print(f"report: {path}" if path else "for a report with pictures: pip install 'esper[plot]', esper report")
 
 
 def checkpoint(folder: RunFolder, asked: Recipe, training: Training, report: UpdateReport, best: float) -> float:
     """Write one, keep the newest few, and remember the best. Returns the best objective so far."""
     better = report.objective is not None and report.objective > best
     best = max(best, report.objective) if report.objective is not None else best
-    notes = {"reports": folder.offset(), "best": best if best > -float("inf") else None}
+    notes = {"logs": folder.offsets(), "best": best if best > -float("inf") else None}
     save_training_run(folder.checkpoint_path(training.update), training, notes)
     if better:
         save_controller(folder.best_path, training.controller)
@@ -152,12 +189,12 @@ def pick_up(folder: RunFolder, training: Training) -> float:
     """Load the newest checkpoint, or begin again if there is none yet; forget what came after it."""
     paths = folder.checkpoints()
     if not paths:
-        folder.cut(0)
+        folder.cut(dict.fromkeys(LOGS, 0))
         return -float("inf")
     notes = load_training_run(paths[-1], training)
-    if not isinstance(notes.get("reports"), int):
-        raise FileError(f"{paths[-1]} is damaged: it does not say how long the reports were")
-    folder.cut(notes["reports"])
+    if not isinstance(notes.get("logs"), dict) or notes["logs"].keys() != set(LOGS):
+        raise FileError(f"{paths[-1]} is damaged: it does not say how long the logs were")
+    folder.cut(notes["logs"])
     return -float("inf") if notes["best"] is None else float(notes["best"])
 
 
@@ -180,15 +217,3 @@ def stopping() -> Iterator[Any]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def show(console: Console, report: UpdateReport, json: bool) -> None:
-    if json:
-        print(json_module.dumps({"update": report.update, "objective": report.objective, "entropy": report.entropy}))
-        return
-    j = "   -  " if report.objective is None else f"{report.objective:.4f}"
-    grown = "" if report.growth is None else f"growth {report.growth:5.2f}  "
-    took = sum(report.seconds.values())
-    console.print(f"update {report.update:4d}  J {j}  {grown}entropy {report.entropy:.2f}  {took:.1f} s")
-    for anomaly in report.anomalies:
-        console.print(f"  {anomaly.kind} ({anomaly.where}): {anomaly.explanation}; {anomaly.suggestion}")

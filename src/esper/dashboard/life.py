@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from esper.dashboard.style import GRID, INK, QUIET, SLOT_COLORS, drawing, quieten, spoken
 from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage
 from esper.leyline.reports import EpochReport
@@ -22,8 +23,11 @@ STAGE_COLORS = {
     Stage.EMBARGOED: "#f4c7a8",
     Stage.RESETTING: "#e8e4da",
 }
-INK, QUIET, GRID = "#22313f", "#8a949c", "#e3e6e8"
-SLOT_COLORS = ("#1b7837", "#2166ac", "#b35806", "#762a83", "#01665e", "#8c510a", "#c51b7d", "#4d4d4d")
+
+TOO_CLOSE = 0.2
+"""Labels of lives that end nearer to each other than this share of the axis are moved apart..."""
+LINE = 13
+"""...by so many points each."""
 
 
 def draw_life(
@@ -35,37 +39,32 @@ def draw_life(
     title: str = "",
 ) -> None:
     """Draw a host's life to a file, beside that of a `twin` that never grew."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise EsperError("drawing needs the package matplotlib: pip install 'esper[plot]'") from None
     if not reports:
         raise EsperError("reports must hold at least one epoch to draw a life")
     slots = len(reports[0].slots)
-    style: dict[Any, Any] = {"font.size": 9, "axes.edgecolor": GRID, "text.color": INK, "axes.labelcolor": INK}
-    with rc_context(style):
-        figure = Figure(figsize=(8, 4.6 + 0.28 * slots), layout="constrained")
+    with drawing(path, 8, 4.6 + 0.28 * slots) as figure:
         axes = figure.subplots(3, sharex=True, height_ratios=[3, 1.4, 0.42 * slots])
         _draw_metric(axes[0], reports, twin, metric)
         _draw_alpha(axes[1], reports)
         _draw_stages(axes[2], reports)
         for ax in axes:
-            ax.spines[["top", "right"]].set_visible(False)
-            ax.tick_params(colors=QUIET, length=0)
+            quieten(ax, grid=False)
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-        figure.savefig(path, dpi=150)
 
 
 def _draw_metric(ax: "Axes", reports: Sequence[EpochReport], twin: Sequence[EpochReport], metric: str) -> None:
+    seen = [report.metric for life in (twin, reports) for report in life]
+    close = bool(twin) and abs(twin[-1].metric - reports[-1].metric) < TOO_CLOSE * (max(seen) - min(seen))
+    above = bool(twin) and reports[-1].metric >= twin[-1].metric
     for life, color, width, name in ((twin, QUIET, 1.4, "never grown"), (reports, INK, 2.2, "grown")):
+        shift = LINE * close * (1 if (life is reports) == above else -1)
         if life:
             ax.plot([r.epoch for r in life], [r.metric for r in life], color=color, lw=width)
             label = f"{name}\n{life[-1].metric:.3f}, {life[-1].parameters:,} parameters"
             ax.annotate(
                 label,
                 (life[-1].epoch, life[-1].metric),
-                xytext=(8, 0),
+                xytext=(8, shift),
                 textcoords="offset points",
                 va="center",
                 color=color,
@@ -75,7 +74,7 @@ def _draw_metric(ax: "Axes", reports: Sequence[EpochReport], twin: Sequence[Epoc
         if report.op != "WAIT" and not report.refused:
             ax.axvline(report.epoch, color=GRID, lw=1, zorder=0)
             ax.annotate(
-                report.op.lower().replace("_", " "),
+                spoken(report.op),
                 (report.epoch, 1.01),
                 xycoords=("data", "axes fraction"),
                 rotation=30,
@@ -114,5 +113,5 @@ def _draw_stages(ax: "Axes", reports: Sequence[EpochReport]) -> None:
     ax.invert_yaxis()
     ax.set_xlabel("epoch")
     handles = [ax.barh(0, 0, color=STAGE_COLORS[stage]) for stage in Stage if stage in shown]
-    names = [stage.name.lower() for stage in Stage if stage in shown]
+    names = [spoken(stage.name) for stage in Stage if stage in shown]
     ax.legend(handles, names, frameon=False, fontsize=7.5, loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -78,6 +78,19 @@ class Anomaly:
 
 
 @dataclass(frozen=True)
+class LifeReport:
+    """How one host ended in training."""
+
+    update: int
+    host: int
+    """Its place, counted over all fleets."""
+    objective: float
+    score: float
+    growth: float
+    sick: bool
+
+
+@dataclass(frozen=True)
 class UpdateReport:
     """One rollout and what was learned from it."""
 
@@ -118,6 +131,8 @@ class UpdateReport:
     """How often each op was chosen."""
     seconds: dict[str, float]
     """By phase."""
+    occupancy: tuple[float, ...] = ()
+    """The share of decisions at which a slot held a seed: of the first slots, of the second ones, ..."""
     memory: int | None = None
     """The most bytes that were in use on the device so far; None on a CPU."""
     health: float | None = None
@@ -125,3 +140,62 @@ class UpdateReport:
     anomalies: tuple[Anomaly, ...] = ()
     detail: Detail | None = None
     """Given after an anomaly, for some updates."""
+    lives: tuple[LifeReport, ...] = ()
+    """Those that ended in the rollout."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean difference, and where it lies with a confidence of 95 %."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class ArmReport:
+    """One policy in an exam, over all hosts."""
+
+    name: str
+    mean: float
+    """Of the test metric..."""
+    iqm: float
+    """...and of its middle half."""
+    j: float
+    params: float
+    growth: float
+    flops: float
+    """Of a whole life, lessons in silence and counterfactuals included."""
+    sick: float
+    """The share that fell sick."""
+    vs: Interval | None
+    """J of the policy under test minus J of this one, host by host; None for itself."""
+    improvement: float | None
+    """How likely the policy under test does better on a host than this one on any, by J."""
+
+
+@dataclass(frozen=True)
+class ExamReport:
+    """Policies side by side on the same fresh hosts, scored on test data."""
+
+    task: str
+    host: str
+    metric: str
+    hosts: int
+    episode: int
+    rent: float
+    policy: str
+    """The one under test."""
+    arms: tuple[ArmReport, ...]
+
+
+@dataclass(frozen=True)
+class Life:
+    """One host of an exam, decision by decision."""
+
+    task: str
+    arm: str
+    host: int
+    """Hosts of the same number began with the same weights and saw the same batches."""
+    epochs: tuple[EpochReport, ...]

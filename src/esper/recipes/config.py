@@ -1,18 +1,18 @@
 """What a run consists of: fleets on tasks, a controller, and how it learns. All of it fits in a JSON file."""
 
 import math
-import types
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from esper.kasmina.gates import LifecycleConfig
 from esper.leyline.errors import EsperError
+from esper.leyline.plain import revive
 from esper.leyline.specs import HostSpec
 from esper.simic import LearnConfig
 from esper.simic.train import Training
 from esper.tamiyo import Controller, ControllerConfig
-from esper.tasks import load_task
+from esper.tasks import load_task, load_test
 from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, TrainConfig
 
 
@@ -22,7 +22,7 @@ class FleetConfig:
 
     task: str
     """One of `esper tasks`."""
-    options: dict[str, str | int | float] = field(default_factory=dict)
+    options: dict[str, int | float | str] = field(default_factory=dict)
     """What the task is told, such as the path of a file."""
     host: str
     """A kind of host, such as cnn1d."""
@@ -39,10 +39,41 @@ class FleetConfig:
             raise EsperError(f"hosts must be at least 1, not {self.hosts}")
 
     def build(self, engine: Engine) -> FleetEnv:
+        return FleetEnv(self.fleet(engine, self.hosts), self.env)
+
+    def fleet(self, engine: Engine, hosts: int) -> Fleet:
         task = load_task(self.task, **self.options)
         spec = HostSpec(self.host, task.spec.inputs, task.spec.outputs, self.widths)
-        fleet = Fleet(spec, task, range(self.hosts), self.train, lifecycle=self.lifecycle, engine=engine)
-        return FleetEnv(fleet, self.env)
+        return Fleet(spec, task, range(hosts), self.train, lifecycle=self.lifecycle, engine=engine)
+
+    def build_group(self, engine: Engine, hosts: int, group: int, band: int, test: bool = False) -> FleetEnv:
+        """Some hosts, each of them for every policy of a group; other ones in every band of rng_seeds."""
+        config = replace(self.env, group=group, staggered=False, rng_seed=self.env.rng_seed + band)
+        held = load_test(self.task, **self.options) if test else None
+        return FleetEnv(self.fleet(engine, hosts * group), config, held)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartConfig:
+    """A head start: the heuristic and plans written by chance are tried, and the best are imitated."""
+
+    plans: int = 0
+    """How many to try; 0 to begin with random weights."""
+    hosts: int = 3
+    """Hosts that each is tried on."""
+    best: int = 2
+    """Policies that are imitated."""
+    lives: int = 12
+    """Lives of each of them to learn from."""
+    epochs: int = 40
+    """Passes over those lives."""
+
+    def __post_init__(self) -> None:
+        if self.plans < 0:
+            raise EsperError(f"plans must not be negative, not {self.plans}")
+        for name in ("hosts", "best", "lives", "epochs"):
+            if getattr(self, name) < 1:
+                raise EsperError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,17 +84,20 @@ class Recipe:
     fleets: tuple[FleetConfig, ...]
     """One controller learns on all of them together."""
     controller: ControllerConfig = ControllerConfig()
+    start: StartConfig = StartConfig()
     learn: LearnConfig = LearnConfig()
     engine: Engine = Engine()
     checkpoint_every: int = 5
     """Updates from one checkpoint to the next."""
     keep: int = 3
     """Checkpoints that are kept, the best one aside."""
+    exam: int = 16
+    """Fresh hosts of each fleet on which the controller is compared with simple policies at the end."""
 
     def __post_init__(self) -> None:
         if not self.fleets:
             raise EsperError("fleets must hold at least one")
-        for name in ("checkpoint_every", "keep"):
+        for name in ("checkpoint_every", "keep", "exam"):
             if getattr(self, name) < 1:
                 raise EsperError(f"{name} must be at least 1, not {getattr(self, name)}")
 
@@ -78,7 +112,7 @@ class Recipe:
 
     @classmethod
     def revived(cls, plain: Mapping[str, Any]) -> "Recipe":
-        return _revive(cls, plain, "recipe")
+        return revive(cls, plain, "recipe")
 
 
 def _plain(x: Any) -> Any:
@@ -87,34 +121,3 @@ def _plain(x: Any) -> Any:
     if isinstance(x, list | tuple):
         return [_plain(value) for value in x]
     return str(x) if isinstance(x, float) and math.isinf(x) else x
-
-
-def _revive(kind: Any, plain: Any, where: str) -> Any:
-    """A value of this type from what JSON made of it; errors name the place."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        kinds = [k for k in inner if k is not type(None)]
-        return plain if plain is None or len(kinds) > 1 else _revive(kinds[0], plain, where)
-    if isinstance(kind, type) and is_dataclass(kind):
-        if not isinstance(plain, Mapping):
-            raise EsperError(f"{where} must be an object, not {plain!r}")
-        hints = get_type_hints(kind)
-        unknown = sorted(plain.keys() - {f.name for f in fields(kind)})
-        if unknown:
-            raise EsperError(f"{where} has an unknown field {unknown[0]!r}")
-        return kind(**{name: _revive(hints[name], value, f"{where}.{name}") for name, value in plain.items()})
-    if origin is tuple:
-        if not isinstance(plain, list | tuple):
-            raise EsperError(f"{where} must be a list, not {plain!r}")
-        kinds = inner[:1] * len(plain) if inner[-1] is Ellipsis else inner
-        return tuple(_revive(k, x, f"{where}[{i}]") for i, (k, x) in enumerate(zip(kinds, plain, strict=True)))
-    if origin is dict:
-        return {name: _revive(inner[1], value, f"{where}.{name}") for name, value in plain.items()}
-    if kind is float and not isinstance(plain, bool) and isinstance(plain, int | float | str):
-        try:
-            return float(plain)
-        except ValueError:
-            raise EsperError(f"{where} must be a number, not {plain!r}") from None
-    if kind in (int, str, bool) and (not isinstance(plain, kind) or (kind is int and isinstance(plain, bool))):
-        raise EsperError(f"{where} must be of type {kind.__name__}, not {plain!r}")
-    return plain

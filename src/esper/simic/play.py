@@ -1,30 +1,46 @@
 """One life of every host of a fleet under any policy."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from esper.leyline.rng import Purpose, key, uniform
+from esper.leyline.state import Signals
 from esper.simic.rewards import objective
 from esper.tamiyo.features import View, no_history, remember
 from esper.tamiyo.policies import Policy, draws
 from esper.tolaria import FleetEnv
+from esper.tolaria.env import Step
+
+Witness = Callable[[Int[Tensor, "N H"], Step], None]
+"""Sees every decision and what it led to."""
 
 
 class Outcome(NamedTuple):
-    """How each host ended; of a sick one, its last good epoch, minus the penalty."""
+    """How each host ended; of a sick one, its last good epoch, minus the penalty.
+
+    If the env holds test data, score and objective are of it, and a sick host is no better than chance."""
 
     objective: Float[Tensor, " N"]
     score: Float[Tensor, " N"]
+    metric: Float[Tensor, " N"]
     growth: Float[Tensor, " N"]
     flops: Float[Tensor, " N"]
     """Of its whole life."""
     sick: Float[Tensor, " N"]
 
 
-def play(env: FleetEnv, policy: Policy, rent: float, rng_seed: int = 0, budget: float = float("inf")) -> Outcome:
+def play(
+    env: FleetEnv,
+    policy: Policy,
+    rent: float,
+    rng_seed: int = 0,
+    budget: float = float("inf"),
+    witness: Witness = lambda actions, step: None,
+) -> Outcome:
     """Fresh hosts live through one episode. All lives must begin together: a staggered env would cut some short."""
     signals = env.reset()
     hosts, device = len(signals.age), signals.age.device
@@ -32,18 +48,20 @@ def play(env: FleetEnv, policy: Policy, rent: float, rng_seed: int = 0, budget: 
     history = remember(no_history(hosts, device), signals, fresh)
     rents, budgets = (torch.full((hosts,), x, device=device) for x in (rent, budget))
     policy.begin(env.setting, hosts, device)
-    alive, found = fresh.clone(), Outcome(*(torch.zeros(5, hosts, device=device)))
+    alive, found = fresh.clone(), Outcome(*(torch.zeros(len(Outcome._fields), hosts, device=device)))
     for decision in range(env.setting.episode):
         keys = key(key(rng_seed, Purpose.ACTION, decision), torch.arange(hosts, device=device))
         action = policy.decide(
             View(signals, history, env.setting, rents, budgets), fresh, uniform(keys, draws(env.setting))
         )
         step = env.step(action)
+        witness(action, step)
         over = (step.terminated | step.truncated) & alive
-        final = step.final
+        final = step.final if step.test is None else on_test(step, env.setting.chance)
         ended = Outcome(
             objective(final, rents) - step.penalty,
             final.score.float(),
+            final.metric.float(),
             final.growth.float(),
             found.flops + final.flops.float(),
             step.terminated.float(),
@@ -54,3 +72,10 @@ def play(env: FleetEnv, policy: Policy, rent: float, rng_seed: int = 0, budget: 
         signals, fresh = step.signals, step.terminated | step.truncated
         history = remember(history, signals, fresh)
     return found
+
+
+def on_test(step: Step, chance: float) -> Signals:
+    """Where a life ended, with what it scores on test data."""
+    assert step.test is not None
+    score = torch.where(step.terminated, chance, step.test.score)
+    return step.final._replace(score=score.to(step.final.score), metric=step.test.metric.to(step.final.metric))

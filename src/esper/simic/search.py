@@ -9,7 +9,7 @@ from torch import Tensor
 from esper.leyline.actions import ALPHA_TARGETS, STYLES, TEMPOS
 from esper.leyline.errors import EsperError
 from esper.leyline.state import Setting
-from esper.simic.play import Outcome, play
+from esper.simic.play import Outcome, Witness, play
 from esper.tamiyo.policies import FixedPlan, Planned, Policy, SideBySide
 from esper.tolaria import FleetEnv
 
@@ -50,16 +50,30 @@ def _random_plan(setting: Setting, generator: random.Random) -> list[Planned]:
     return lines
 
 
-def compare(env: FleetEnv, policies: Sequence[Policy], rent: float, rng_seed: int = 0) -> list[Outcome]:
+def compare(
+    env: FleetEnv,
+    policies: Sequence[Policy],
+    rent: float,
+    rng_seed: int = 0,
+    witness: Witness = lambda actions, step: None,
+) -> list[Outcome]:
     """One life under each policy, for hosts of the same weights and batches: outcomes over groups, (N / policies)."""
     if env.config.group != len(policies):
         raise EsperError(f"the env's group ({env.config.group}) must be the number of policies, {len(policies)}")
-    outcome = play(env, SideBySide(policies), rent, rng_seed)
+    outcome = play(env, SideBySide(policies), rent, rng_seed, witness=witness)
     return [Outcome(*(x.view(-1, len(policies))[:, i] for x in outcome)) for i in range(len(policies))]
 
 
 def best_plan(env: FleetEnv, plans: Sequence[FixedPlan], rent: float) -> tuple[FixedPlan, Float[Tensor, " P"]]:
     """The plan with the highest mean J on this env's hosts, and the means of all."""
-    means = [outcome.objective.mean().item() for outcome in compare(env, plans, rent)]
-    best = max(range(len(plans)), key=means.__getitem__)
-    return plans[best], Tensor(means)
+    means = _means(env, plans, rent)
+    return plans[int(means.argmax())], means
+
+
+def best_first(env: FleetEnv, policies: Sequence[Policy], rent: float) -> list[Policy]:
+    """In the order of their mean J on this env's hosts."""
+    return [policies[i] for i in _means(env, policies, rent).argsort(descending=True, stable=True).tolist()]
+
+
+def _means(env: FleetEnv, policies: Sequence[Policy], rent: float) -> Float[Tensor, " P"]:
+    return Tensor([outcome.objective.mean().item() for outcome in compare(env, policies, rent)])

@@ -10,17 +10,25 @@ from torch import Tensor
 
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
-from esper.leyline.reports import Detail, HeadReport, UpdateReport
+from esper.leyline.lifecycle import Stage, Voice
+from esper.leyline.reports import Detail, HeadReport, LifeReport, UpdateReport
 from esper.simic.anomalies import Bounds, Watch, gradient_health
 from esper.simic.normalizers import Running
 from esper.simic.ppo import Learned, Learner, PPOConfig
 from esper.simic.rewards import RentSchedule, RewardConfig
 from esper.simic.rollout import CollectConfig, Collector, Rollout, collect
+from esper.tamiyo.features import SLOT_FEATURES, column_names
 from esper.tamiyo.network import Controller
 from esper.tolaria import FleetEnv
 
 LARGEST_REWARD = 10.0
 """Rewards beyond this count as this in their deviation; J moves by less than 1 in a whole life."""
+AT_END = ("objective", "score", "growth")
+"""What is told of a life that has ended."""
+HELD = [
+    column_names(SLOT_FEATURES).index(f"is_{stage.name.lower()}") for stage in Stage if stage.voice is not Voice.EMPTY
+]
+"""The features of a slot of which one is 1 if it holds a seed."""
 LEAST_SPREAD = 1e-3
 """Rewards that hardly differ are not blown up by more than the inverse of this."""
 
@@ -106,7 +114,7 @@ def summarize(
 ) -> UpdateReport:
     """Numbers for people, read from the device once."""
     ended, values, returns, found = rollout.ended, rollout.choice.value, learned.returns, learned.losses
-    at_end = {name: getattr(rollout, name).where(ended, 0.0).sum() for name in ("objective", "score", "growth")}
+    at_end = {name: getattr(rollout, name).where(ended, 0.0).sum() for name in AT_END}
     numbers = {
         "episodes": ended.sum(),
         "sick": rollout.sick.sum(),
@@ -127,11 +135,15 @@ def summarize(
     by_head = (found.kl, found.clipped, found.entropy, found.ratio_min, found.ratio_max)
     rows = torch.stack([learned.samples, learned.head_gradients, *by_head], 1)  # H 7
     ops = torch.bincount(rollout.choice.action[..., Head.OP].flatten(), minlength=len(Op))
-    scalars, heads, counts = _read(torch.stack([x.double() for x in numbers.values()]), rows, ops)
+    ends = torch.nonzero(ended).T  # their decisions and hosts
+    lives = torch.stack([ends[1], *(getattr(rollout, name)[*ends] for name in AT_END), rollout.sick[*ends]], 1)
+    occupied = rollout.seen.features.slots[..., HELD].sum(-1).mean((0, 1))
+    stacked = torch.stack([x.double() for x in numbers.values()])
+    scalars, heads, counts, ended_lives, occupancy = _read(stacked, rows, ops, lives, occupied)
     plain: dict[str, Any] = dict(zip(numbers, scalars, strict=True))
-    lives = round(plain["episodes"])
-    plain |= {name: plain[name] / lives if lives else None for name in at_end}
-    plain |= {"episodes": lives, "sick": round(plain["sick"])}
+    episodes = round(plain["episodes"])
+    plain |= {name: plain[name] / episodes if episodes else None for name in at_end}
+    plain |= {"episodes": episodes, "sick": round(plain["sick"])}
     kept = plain["gradient_clipped"] / max(plain["gradient"], 1e-12)
     return UpdateReport(
         **plain,
@@ -144,6 +156,8 @@ def summarize(
         heads=tuple(_head_report(head, row, kept) for head, row in zip(Head, heads, strict=True)),
         ops={op.name: round(count) for op, count in zip(Op, counts, strict=True)},
         seconds=seconds,
+        occupancy=tuple(occupancy),
+        lives=tuple(LifeReport(update, int(host), *reached, sick=bool(sick)) for host, *reached, sick in ended_lives),
         memory=torch.cuda.max_memory_allocated(rollout.reward.device) if rollout.reward.is_cuda else None,
     )
 

@@ -33,8 +33,10 @@ def digits() -> TaskData:
     return TaskData(spec, Split(xs[0], train.y), Split(xs[1], validation.y), Split(xs[2], test.y))
 
 
-def mnist1d() -> TaskData:
-    """Digits as 1-D signals of 40 samples (package mnist1d, its standard 5,000 examples)."""
+def mnist1d(examples: int = 3400) -> TaskData:
+    """Digits as 1-D signals of 40 samples (package mnist1d, its standard 5,000 examples), of which some train."""
+    if not 1 <= examples <= 3400:
+        raise EsperError(f"examples must be between 1 and 3400, not {examples}")
     path = cache_folder() / "mnist1d.npz"
     arrays = _cached(path)
     if arrays is None:
@@ -42,6 +44,7 @@ def mnist1d() -> TaskData:
         _store(path, arrays)
     x, y = torch.from_numpy(arrays["x"])[..., None], torch.from_numpy(arrays["y"])
     train, validation, test = divide(Split(x, y), 3400, 600)
+    train = Split(train.x[:examples], train.y[:examples])
     return TaskData(TaskSpec("mnist1d", (40, 1), 10, CLASSIFICATION), train, validation, test)
 
 

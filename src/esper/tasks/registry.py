@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from typing import get_type_hints
 
 from esper.leyline.errors import EsperError, unknown
 from esper.leyline.state import Split, Task
@@ -60,4 +61,10 @@ def _build(name: str, options: dict[str, object]) -> TaskData:
     for option in options:
         if option not in known and not takes_any:
             raise unknown(f"option of task {name!r}", option, known)
+    for option, kind in get_type_hints(build).items():
+        kinds = (int, float) if kind is float else kind
+        if option in options and kind in (int, float, str) and not isinstance(options[option], kinds):
+            raise EsperError(
+                f"option {option} of task {name!r} must be of type {kind.__name__}, not {options[option]!r}"
+            )
     return build(**options)

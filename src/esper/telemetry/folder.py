@@ -3,8 +3,12 @@
 config.json            the recipe
 environment.json       versions, device, threads, git
 reports.jsonl          one update on each line, readable while it grows
+episodes.jsonl         one line for every host whose life has ended
 checkpoints/           everything that the next update depends on: the newest few, and best.safetensors
 controller.safetensors the controller, once the run is done
+exam.json              how it compares with simple policies on fresh hosts
+lives.jsonl            what it did with some of them, decision by decision
+report.html, pictures/ all of this, to look at
 """
 
 import json
@@ -12,19 +16,23 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from esper.leyline.errors import FileError
-from esper.leyline.reports import UpdateReport
+from esper.leyline.errors import EsperError, FileError
+from esper.leyline.plain import finite, revive
+from esper.leyline.reports import ExamReport, Life, LifeReport, UpdateReport
 
 VERSION = 1
 """Of the folder's layout; docs/files.md lists what each version changed."""
 BEST = "best.safetensors"
+REPORTS, EPISODES, EXAM, LIVES = "reports.jsonl", "episodes.jsonl", "exam.json", "lives.jsonl"
+LOGS = (REPORTS, EPISODES)
+"""What only grows; a resumed run cuts it back to where its checkpoint was written."""
 
 
 class RunFolder:
@@ -68,41 +76,53 @@ class RunFolder:
         return self._read_json("environment.json")
 
     def append(self, report: UpdateReport) -> None:
-        """One more line, on the disk before this returns to whoever may be killed next."""
-        line = json.dumps(_finite(asdict(report))) + "\n"
+        """One more update, and the lives that ended in it."""
+        self._append(EPISODES, [asdict(life) for life in report.lives])
+        self._append(REPORTS, [asdict(replace(report, lives=()))])
+
+    def _append(self, name: str, records: list[dict[str, Any]]) -> None:
         try:
-            with open(self.reports_path, "a", encoding="utf-8") as file:
-                file.write(line)
+            with open(self.path / name, "a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(finite(record)) + "\n" for record in records))
         except OSError as error:
-            raise FileError(f"cannot write {self.reports_path}: {error.strerror or error}") from error
+            raise FileError(f"cannot write {self.path / name}: {error.strerror or error}") from error
 
-    @property
-    def reports_path(self) -> Path:
-        return self.path / "reports.jsonl"
+    def reports(self, since: int = 0) -> list[UpdateReport]:
+        """The updates so far, from one of them on. A last line that is still being written is left out."""
+        return self._records(REPORTS, UpdateReport, since)
 
-    def reports(self) -> list[dict[str, Any]]:
-        """Every update so far. A last line that is still being written is left out."""
-        if not self.reports_path.exists():
+    def episodes(self) -> list[LifeReport]:
+        return self._records(EPISODES, LifeReport)
+
+    def _records(self, name: str, kind: type, since: int = 0) -> list[Any]:
+        path, found = self.path / name, []
+        if not path.exists():
             return []
-        lines = self.reports_path.read_text(encoding="utf-8").split("\n")
-        found = []
-        for number, line in enumerate(lines[:-1]):
-            try:
-                found.append(json.loads(line))
-            except json.JSONDecodeError:
-                raise FileError(f"{self.reports_path} is damaged in line {number + 1}") from None
+        try:
+            lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+            for number, line in enumerate(lines[since:], since + 1):
+                found.append(revive(kind, json.loads(line), f"line {number}", null=math.nan))
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise FileError(f"{path} is damaged after line {since + len(found)}") from None
+        except EsperError as error:
+            raise FileError(f"{path} is damaged: {error}") from None
         return found
 
-    def offset(self) -> int:
-        """How long the reports are, in bytes."""
-        return self.reports_path.stat().st_size if self.reports_path.exists() else 0
+    def offsets(self) -> dict[str, int]:
+        """How long each log is, in bytes."""
+        return {name: self._length(name) for name in LOGS}
 
-    def cut(self, offset: int) -> None:
-        """Forget reports of updates that will be made again."""
-        if self.offset() < offset:
-            raise FileError(f"{self.reports_path} is shorter than its checkpoint says: lines are missing")
-        if self.reports_path.exists():
-            os.truncate(self.reports_path, offset)
+    def _length(self, name: str) -> int:
+        return (self.path / name).stat().st_size if (self.path / name).exists() else 0
+
+    def cut(self, offsets: Mapping[str, int]) -> None:
+        """Forget what logs say of updates that will be made again."""
+        for name in LOGS:
+            if self._length(name) < offsets[name]:
+                raise FileError(f"{self.path / name} is shorter than its checkpoint says: lines are missing")
+        for name in LOGS:
+            if (self.path / name).exists():
+                os.truncate(self.path / name, offsets[name])
 
     def checkpoint_path(self, update: int) -> Path:
         return self.path / "checkpoints" / f"{update:06d}.safetensors"
@@ -125,13 +145,44 @@ class RunFolder:
     def controller_path(self) -> Path:
         return self.path / "controller.safetensors"
 
-    def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
+    @property
+    def done(self) -> bool:
+        return self.controller_path.exists()
+
+    def write_exam(self, exams: Sequence[ExamReport], lives: Sequence[Life]) -> None:
+        """How the controller does on fresh hosts. Lives first: where there is an exam, there are its lives."""
+        self.write(LIVES, "".join(json.dumps(finite(asdict(life))) + "\n" for life in lives))
+        self._write_json(EXAM, {"version": VERSION, "exams": [finite(asdict(exam)) for exam in exams]})
+
+    def exams(self) -> list[ExamReport]:
+        """One for every fleet; none before the run is done."""
+        if not (self.path / EXAM).exists():
+            return []
+        found = self._read_json(EXAM)
+        try:
+            return [revive(ExamReport, exam, f"exams[{i}]", null=math.nan) for i, exam in enumerate(found["exams"])]
+        except (EsperError, KeyError, TypeError) as error:
+            raise FileError(f"{self.path / EXAM} is damaged: {error}") from None
+
+    def lives(self) -> list[Life]:
+        return self._records(LIVES, Life)
+
+    def write(self, name: str, text: str) -> None:
+        """A whole file: the old one stays until the new one is on the disk."""
         partial = self.path / f".{name}.partial"
-        with open(partial, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, self.path / name)
+        try:
+            with open(partial, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, self.path / name)
+        except OSError as error:
+            with suppress(OSError):
+                partial.unlink()
+            raise FileError(f"cannot write {self.path / name}: {error.strerror or error}") from error
+
+    def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        self.write(name, json.dumps(content, indent=2))
 
     def _read_json(self, name: str) -> Any:
         try:
@@ -164,12 +215,3 @@ def _git() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
-
-
-def _finite(x: Any) -> Any:
-    """JSON knows neither NaN nor infinity: they become null."""
-    if isinstance(x, dict):
-        return {name: _finite(value) for name, value in x.items()}
-    if isinstance(x, list | tuple):
-        return [_finite(value) for value in x]
-    return None if isinstance(x, float) and not math.isfinite(x) else x

@@ -1,11 +1,15 @@
 """Whoever listens to a run besides its folder."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from esper.leyline.errors import EsperError
 from esper.leyline.reports import UpdateReport
+from esper.telemetry.board import told
 from esper.telemetry.scalars import scalars
+
+SinkName = Literal["tensorboard", "wandb", "mlflow"]
 
 
 class Sink(Protocol):
@@ -19,19 +23,84 @@ class Sink(Protocol):
 class TensorBoard:
     """Event files for TensorBoard, in a run's folder. After a resume, what will be heard again is hidden."""
 
-    def __init__(self, folder: Path, update: int) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Any], update: int) -> None:
         try:
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError:
-            raise EsperError("tensorboard is not installed: pip install 'esper[tensorboard]'") from None
+            raise _missing("tensorboard") from None
         self.writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=update)
 
     def hear(self, report: UpdateReport) -> None:
         for name, value in scalars(report).items():
             self.writer.add_scalar(name, value, report.update)
         for anomaly in report.anomalies:
-            text = f"{anomaly.kind} ({anomaly.where}): {anomaly.explanation}; {anomaly.suggestion}"
-            self.writer.add_text("anomalies", text, report.update)
+            self.writer.add_text("anomalies", told(anomaly), report.update)
 
     def close(self) -> None:
         self.writer.close()
+
+
+class WandB:
+    """A run of Weights & Biases, of the same name as the folder. $WANDB_MODE=offline keeps it on this machine."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], update: int) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise _missing("wandb") from None
+        name = folder.resolve().name
+        self.run: Any = wandb.init(
+            project="esper", name=name, id=name, resume="allow", dir=str(folder), config=dict(config)
+        )
+
+    def hear(self, report: UpdateReport) -> None:
+        self.run.log(scalars(report), step=report.update)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class MLflow:
+    """A run of MLflow, of the same name as the folder, where $MLFLOW_TRACKING_URI says, or in ./mlruns.
+
+    A resumed run goes on with the MLflow run that it began."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], update: int) -> None:
+        try:
+            import mlflow
+        except ImportError:
+            raise _missing("mlflow") from None
+        name = folder.resolve().name
+        self.client: Any = mlflow.MlflowClient()
+        found = self.client.get_experiment_by_name("esper")
+        experiment = found.experiment_id if found else self.client.create_experiment("esper")
+        before = self.client.search_runs([experiment], f"attributes.run_name = '{name}'")
+        run = before[0] if before else self.client.create_run(experiment, run_name=name)
+        self.run_id = run.info.run_id
+        if not before:
+            for key, value in _flat(config).items():
+                self.client.log_param(self.run_id, key, value)
+
+    def hear(self, report: UpdateReport) -> None:
+        for name, value in scalars(report).items():
+            self.client.log_metric(self.run_id, name, value, step=report.update)
+
+    def close(self) -> None:
+        self.client.set_terminated(self.run_id)
+
+
+SINKS: dict[SinkName, Any] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+
+
+def _missing(package: str) -> EsperError:
+    return EsperError(f"{package} is not installed: pip install 'esper[{package}]'")
+
+
+def _flat(x: Any, at: str = "") -> dict[str, str]:
+    """Every leaf of nested records under its dotted name."""
+    if isinstance(x, Mapping | list):
+        pairs = x.items() if isinstance(x, Mapping) else enumerate(x)
+        return {
+            name: leaf for key, value in pairs for name, leaf in _flat(value, f"{at}.{key}" if at else str(key)).items()
+        }
+    return {at: str(x)}

@@ -18,7 +18,7 @@ from esper.kasmina.lifecycle import legal
 from esper.leyline.actions import Graft
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import key
-from esper.leyline.state import Setting, Signals, SlotState, Vitals
+from esper.leyline.state import Setting, Signals, SlotState, Split, Vitals
 from esper.tolaria.fleet import Fleet, Measured
 from esper.tolaria.governor import GovernorConfig, History, judge, no_history
 
@@ -57,6 +57,8 @@ class Step(NamedTuple):
     refused: Bool[Tensor, " N"]
     terminated: Bool[Tensor, " N"]
     truncated: Bool[Tensor, " N"]
+    test: Measured | None = None
+    """What hosts whose lives have ended score on test data, where an exam is held."""
 
 
 class Good(NamedTuple):
@@ -70,10 +72,10 @@ class Good(NamedTuple):
 class FleetEnv:
     """Lives of hosts in the places of a fleet."""
 
-    def __init__(self, fleet: Fleet, config: EnvConfig = EnvConfig()) -> None:
+    def __init__(self, fleet: Fleet, config: EnvConfig = EnvConfig(), test: Split | None = None) -> None:
         if fleet.num_hosts % config.group:
             raise EsperError(f"group ({config.group}) must divide the fleet's {fleet.num_hosts} hosts")
-        self.fleet, self.config = fleet, config
+        self.fleet, self.config, self.test = fleet, config, test
         self.setting = setting_of(fleet, config.episode)
         places = torch.arange(fleet.num_hosts, device=fleet.device)
         self.groups = places // config.group
@@ -138,13 +140,15 @@ class FleetEnv:
         signals, penalty = now, sick * self.config.penalty
         over = self.age >= self.config.episode
         ended = sick | over
+        test = None
         if bool(ended.any()):  # waits for the device
+            test = None if self.test is None else self.fleet.evaluate_on(self.test)
             self.age = torch.where(over, 0, self.age)
             # A host that falls sick is replaced by one of its own seed, which lives out the group's time.
             measured = _choose(ended, self.renew(ended, over), measured)
             signals = _choose(ended, self.first_signals(measured), now)
         self.good = Good(self.fleet.state, self.fleet.vitals, measured)
-        return Step(signals, final, penalty, refused, sick, truncated)
+        return Step(signals, final, penalty, refused, sick, truncated, test)
 
 
 def setting_of(fleet: Fleet, episode: int) -> Setting:

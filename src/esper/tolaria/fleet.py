@@ -18,7 +18,7 @@ from esper.kasmina.slots import build_seed
 from esper.leyline.actions import Graft
 from esper.leyline.rng import Purpose, key, permutation
 from esper.leyline.specs import HostSpec
-from esper.leyline.state import NO_BLUEPRINT, SlotState, Task, Vitals
+from esper.leyline.state import NO_BLUEPRINT, SlotState, Split, Task, Vitals
 from esper.tolaria.capture import Program, Programs
 from esper.tolaria.config import Engine, TrainConfig, check_fit
 from esper.tolaria.memory import Memory
@@ -79,11 +79,8 @@ class Fleet:
         check_fit(spec, task, config)
         self.spec, self.config, self.lifecycle, self.engine = spec, config, lifecycle, engine
         self.device = torch.device(engine.device)
-        self.objective, self.num_outputs = task.spec.objective, task.spec.outputs
-        self.train_data, self.validation_data = (
-            tuple(x.to(self.device, engine.compute) if x.is_floating_point() else x.to(self.device) for x in split)
-            for split in (task.train, task.validation)
-        )
+        self.task_name, self.objective, self.num_outputs = task.spec.name, task.spec.objective, task.spec.outputs
+        self.train_data, self.validation_data = self.resident(task.train), self.resident(task.validation)
         self.rng_seeds = torch.tensor(list(rng_seeds), device=self.device)
         self.programs = Programs() if engine.graphs and self.device.type == "cuda" else None
         self.padding: Padding = exact if self.programs is None else Roomy(self.num_hosts)
@@ -288,6 +285,19 @@ class Fleet:
         """Every host on the validation data as if it had no seeds: all there is to know of newborns."""
         return self.measured(make_plan({}, len(self.slots), measuring=True, padding=self.padding))
 
+    @torch.no_grad()
+    def evaluate_on(self, data: Split) -> Measured:
+        """The same on other data, which nothing is ever chosen by."""
+        plan = self.plan(self.known(), measuring=True)
+        chunks = self.memory.chunks(self.num_hosts, len(data.x), *rows_of(plan), training=False)
+        return self.measure(pack(plan, self.device), chunks, self.resident(data))
+
+    def resident(self, data: Split) -> Split:
+        """On the fleet's device, inputs in the precision it computes in."""
+        return Split(
+            *(x.to(self.device, self.engine.compute) if x.is_floating_point() else x.to(self.device) for x in data)
+        )
+
     def switched(self, over: Bool[Tensor, "N S"]) -> Measured:
         """The same with some seeds switched over: off where they speak, on where they are silent.
 
@@ -304,15 +314,15 @@ class Fleet:
         return Measured(*(x.clone() for x in measured))
 
     @torch.no_grad()
-    def measure(self, packed: Packed, chunks: int) -> Measured:
-        plan = unpack(packed)
+    def measure(self, packed: Packed, chunks: int, data: Split | None = None) -> Measured:
+        plan, data = unpack(packed), data or self.validation_data
         flats = {name: stack.flat.to(self.engine.compute) for name, stack in self.network.stacks.items()}
         sums, besides = [], []
-        for x, y in zip(*(data.chunk(chunks) for data in self.validation_data), strict=True):
+        for x, y in zip(*(part.chunk(chunks) for part in data), strict=True):
             out, beside, _ = self.network.forward(flats, x.expand(self.num_hosts, *x.shape), plan)
             sums.append(self.judge(out, y))
             besides.append(None if beside is None else self.judge(beside, y)[1])
-        size = len(self.validation_data[0])
+        size = len(data.x)
         loss, metric = (torch.stack(parts).sum(0) / size for parts in zip(*sums, strict=True))
         score = self.objective.score(metric, self.num_outputs)
         # One more slot than there is takes what padding rows say.

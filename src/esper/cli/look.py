@@ -1,0 +1,130 @@
+"""`esper exam`, `esper watch` and `esper report`: what became of a run."""
+
+import json as json_module
+import time
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from esper.leyline.errors import EsperError, FileError
+from esper.leyline.plain import finite
+from esper.leyline.reports import ExamReport
+from esper.recipes import Recipe
+from esper.recipes.exam import hold_exam
+from esper.tamiyo.files import load_controller
+from esper.telemetry import Board, RunFolder
+
+RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exam:
+    """Put a run's controller against simple policies on fresh hosts, scored on test data."""
+
+    run_dir: RunDir
+    """The run's folder."""
+    hosts: int | None = None
+    """Fresh hosts for every policy; as many as the run's recipe says if not given."""
+    json: bool = False
+    """Print one JSON object."""
+
+    def run(self) -> None:
+        if self.hosts is not None and self.hosts < 2:
+            raise EsperError(f"hosts must be at least 2, not {self.hosts}")
+        folder = RunFolder.open(self.run_dir)
+        if not folder.done:
+            raise FileError(f"{folder.path} is not done: resume it first")
+        asked = Recipe.revived(folder.config())
+        controller = load_controller(folder.controller_path).to(asked.engine.device)
+        exams, lives = hold_exam(asked, controller, self.hosts or asked.exam)
+        folder.write_exam(exams, lives)
+        if self.json:
+            print(json_module.dumps(finite({"exams": [asdict(exam) for exam in exams]})))
+            return
+        for exam in exams:
+            Console().print(exam_table(exam))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """Look at a run while it goes on, from another terminal."""
+
+    run_dir: RunDir
+    """The run's folder."""
+    once: bool = False
+    """Draw it once, as it is now."""
+    every: float = 1.0
+    """Seconds between two looks."""
+
+    def run(self) -> None:
+        if not self.every > 0:
+            raise EsperError(f"every must be positive, not {self.every}")
+        folder = RunFolder.open(self.run_dir)
+        board = Board(str(folder.path), Recipe.revived(folder.config()).learn.updates, folder.reports())
+        console = Console()
+        if self.once:
+            console.print(board)
+            return
+        with Live(board, console=console, auto_refresh=False) as live:
+            while not folder.done:
+                time.sleep(self.every)
+                board.reports = folder.reports()  # from the beginning: a resumed run cuts its logs back
+                live.refresh()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Write a run's report: one HTML file that needs nothing else, and its pictures."""
+
+    run_dir: RunDir
+    """The run's folder."""
+
+    def run(self) -> None:
+        path = write_report(RunFolder.open(self.run_dir))
+        if path is None:
+            raise EsperError("a report needs the package matplotlib: pip install 'esper[plot]'")
+        print(path)
+
+
+def write_report(folder: RunFolder) -> Path | None:
+    """The report of a run as far as it has come; None if there is nothing to draw it with."""
+    if find_spec("matplotlib") is None:
+        return None
+    from esper.dashboard.report import Story, draw, html
+
+    story = Story(
+        name=folder.path.resolve().name,
+        config=folder.config(),
+        environment=folder.environment(),
+        reports=folder.reports(),
+        exams=folder.exams(),
+        lives=folder.lives(),
+    )
+    pictures = folder.path / "pictures"
+    try:
+        pictures.mkdir(exist_ok=True)
+        folder.write("report.html", html(story, draw(story, pictures)))
+    except OSError as error:
+        raise FileError(f"cannot write {pictures}: {error.strerror or error}") from error
+    return folder.path / "report.html"
+
+
+def exam_table(exam: ExamReport) -> Table:
+    title = f"{exam.task}, {exam.host}: {exam.hosts} fresh hosts, scored on test data"
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    for name in ("policy", exam.metric, "IQM", "growth", "J", f"{exam.policy} is better by"):
+        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
+    for arm in exam.arms:
+        vs = "" if arm.vs is None else f"{arm.vs.mean:+.3f} ({arm.vs.low:+.3f} to {arm.vs.high:+.3f})"
+        color = None if arm.vs is None else "green" if arm.vs.low > 0 else "red" if arm.vs.high < 0 else None
+        numbers = (f"{arm.mean:.3f}", f"{arm.iqm:.3f}", f"{arm.growth:.2f}", f"{arm.j:.3f}")
+        table.add_row(arm.name, *numbers, Text(vs, color or ""))
+    return table

@@ -1,0 +1,147 @@
+"""Pictures of a run: how it learned, what it does when, what its seeds are worth, how its heads are."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from esper.dashboard.style import EARTH, GREEN, INK, QUIET, SLOT_COLORS, drawing, quieten, spoken
+from esper.leyline.actions import Op
+from esper.leyline.reports import ExamReport, Life, UpdateReport
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+CURVES = {
+    "J of lives that ended": ("objective", GREEN),
+    "score": ("score", INK),
+    "growth": ("growth", EARTH),
+    "entropy": ("entropy", QUIET),
+    "KL of the update": ("kl", QUIET),
+    "explained variance": ("explained_variance", QUIET),
+}
+
+
+def draw_learning(reports: Sequence[UpdateReport], path: Path) -> None:
+    """What rose and what fell, update by update."""
+    with drawing(path, 9, 4.2) as figure:
+        for ax, (title, (name, color)) in zip(figure.subplots(2, 3).flat, CURVES.items(), strict=True):
+            known = [(r.update, getattr(r, name)) for r in reports if getattr(r, name) is not None]
+            ax.plot(
+                [x for x, _ in known],
+                [y for _, y in known],
+                color=color,
+                lw=2,
+                marker="o",
+                ms=3 if len(known) < 30 else 0,
+            )
+            ax.set_title(title, loc="left", fontsize=9, color=INK)
+            quieten(ax)
+            ax.margins(y=0.15)
+            ax.xaxis.get_major_locator().set_params(integer=True)
+        figure.supxlabel("update", color=QUIET, fontsize=9)
+
+
+def draw_exam(exam: ExamReport, path: Path) -> None:
+    """How far the policy under test is above each of the others, with its interval."""
+    others = [arm for arm in exam.arms if arm.vs is not None]
+    with drawing(path, 8, 1.2 + 0.42 * len(others)) as figure:
+        ax = figure.subplots()
+        for row, arm in enumerate(others):
+            assert arm.vs is not None
+            color = GREEN if arm.vs.low > 0 else EARTH if arm.vs.high < 0 else QUIET
+            ax.plot([arm.vs.low, arm.vs.high], [row, row], color=color, lw=3, solid_capstyle="round")
+            ax.plot(arm.vs.mean, row, "o", color=color, ms=8)
+            ax.annotate(
+                f"{arm.vs.mean:+.3f}",
+                (arm.vs.mean, row),
+                xytext=(0, 8),
+                textcoords="offset points",
+                ha="center",
+                color=INK,
+            )
+        ax.axvline(0, color=INK, lw=1)
+        ax.set_yticks(range(len(others)), [f"against {arm.name}" for arm in others])
+        ax.set_ylim(len(others) - 0.5, -0.7)
+        ax.set_xlabel(f"J of {exam.policy} minus J of the other, host by host: mean and 95 % interval")
+        quieten(ax, grid=False)
+
+
+def draw_actions(reports: Sequence[UpdateReport], lives: Sequence[Life], path: Path) -> None:
+    """Which op is chosen when: in a life, by the controller as it is now, and over its training."""
+    now = _by_decision(lives)
+    over_training = [[r.ops.get(op.name, 0) / r.decisions for r in reports] for op in Op]
+    both = [(over_training, "update", "in training")]
+    if now:
+        both.insert(0, (now, "decision of a life", f"in {len(lives)} lives of the exam"))
+    with drawing(path, 9, 2.6) as figure:
+        axes = figure.subplots(1, len(both), sharey=True, squeeze=False)[0]
+        for ax, (shares, axis, title) in zip(axes, both, strict=True):
+            _heat(ax, shares, axis, title)
+        axes[0].set_yticks(range(len(Op)), [spoken(op.name) for op in Op])
+
+
+def _by_decision(lives: Sequence[Life]) -> list[list[float]]:
+    """The share of each op at each decision, among the lives that last that long."""
+    longest = max((len(life.epochs) for life in lives), default=0)
+    days = [[life.epochs[d].op for life in lives if d < len(life.epochs)] for d in range(longest)]
+    return [[day.count(op.name) / len(day) for day in days] for op in Op] if days else []
+
+
+def _heat(ax: "Axes", shares: list[list[float]], axis: str, title: str) -> None:
+    ax.imshow(shares, aspect="auto", cmap="Greens", vmin=0, vmax=1, interpolation="nearest")
+    ax.set_xlabel(axis)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.set_title(title, loc="left", fontsize=9, color=INK)
+    ax.tick_params(colors=QUIET, length=0)
+    ax.spines[:].set_visible(False)
+    if len(shares[0]) <= 26:
+        for row, values in enumerate(shares):
+            for column, share in enumerate(values):
+                if share >= 0.05:
+                    color = "white" if share > 0.6 else INK
+                    ax.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=6.5, color=color)
+
+
+def draw_contributions(lives: Sequence[Life], path: Path) -> None:
+    """What the seeds that are there at the end of a life are worth, by blueprint and slot."""
+    seeds = [(slot.blueprint, s, slot.contribution) for life in lives for s, slot in enumerate(life.epochs[-1].slots)]
+    known = [(str(name), s, worth) for name, s, worth in seeds if name is not None and worth is not None]
+    names = sorted({name for name, _, _ in known})
+    slots = sorted({s for _, s, _ in known})
+    with drawing(path, 8, 1.3 + 0.3 * max(len(names), 1)) as figure:
+        ax = figure.subplots()
+        for s in slots:
+            here = [(names.index(name), worth) for name, at, worth in known if at == s]
+            rows = [row + (s - (max(slots) + min(slots)) / 2) * 0.18 for row, _ in here]
+            color, label = SLOT_COLORS[s % len(SLOT_COLORS)], lives[0].epochs[0].slots[s].name
+            ax.plot([worth for _, worth in here], rows, "o", color=color, alpha=0.6, ms=5, mew=0, label=label)
+        ax.axvline(0, color=INK, lw=1)
+        ax.set_yticks(range(len(names)), names)
+        ax.invert_yaxis()
+        ax.set_xlabel("validation score with the seed minus the score without it, at the end of a life")
+        quieten(ax, grid=False)
+        if slots:
+            ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def draw_heads(reports: Sequence[UpdateReport], path: Path) -> None:
+    """Each head's entropy, change and clipping over training; white where nobody listened to it."""
+    heads = [head.name for head in reports[0].heads]
+    with drawing(path, 9, 0.9 + 0.24 * len(heads)) as figure:
+        axes = figure.subplots(1, 3, sharey=True)
+        for ax, (title, name) in zip(
+            axes, {"entropy": "entropy", "KL": "kl", "share clipped": "clip_fraction"}.items(), strict=True
+        ):
+            values = [[_nan(getattr(r.heads[h], name)) for r in reports] for h in range(len(heads))]
+            image = ax.imshow(values, aspect="auto", cmap="Greens", interpolation="nearest", vmin=0)
+            figure.colorbar(image, ax=ax, fraction=0.05).outline.set_visible(False)
+            ax.set_title(title, loc="left", fontsize=9, color=INK)
+            ax.set_xlabel("update")
+            ax.xaxis.get_major_locator().set_params(integer=True)
+            ax.tick_params(colors=QUIET, length=0)
+            ax.spines[:].set_visible(False)
+        axes[0].set_yticks(range(len(heads)), [spoken(name) for name in heads])
+
+
+def _nan(x: float | None) -> float:
+    return float("nan") if x is None else x

@@ -1,0 +1,175 @@
+"""A run's report: one HTML file that needs nothing else, and the pictures in it."""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from esper.dashboard.life import draw_life
+from esper.dashboard.pictures import draw_actions, draw_contributions, draw_exam, draw_heads, draw_learning
+from esper.leyline.reports import ArmReport, ExamReport, Life, UpdateReport
+
+EXAMPLES = 3
+"""Hosts whose lives are drawn."""
+CSS = """
+:root { --ink: #22313f; --quiet: #6b767f; --line: #e3e6e8; --green: #2b7a4b; --earth: #b35806; }
+body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); max-width: 62rem; margin: 3rem auto;
+padding: 0 1.5rem; }
+h1 { font-size: 1.9rem; margin: 0; } h2 { font-size: 1.2rem; margin: 3rem 0 .4rem; }
+p { margin: .4rem 0 1rem; } .quiet { color: var(--quiet); } .verdict { font-size: 1.15rem; border-left: 4px solid
+var(--green); padding-left: 1rem; margin: 1.4rem 0; }
+img { width: 100%; height: auto; } figure { margin: 1rem 0 1.6rem; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .92rem; }
+th { text-align: right; font-weight: 600; color: var(--quiet); } th:first-child, td:first-child { text-align: left; }
+td { text-align: right; } th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); }
+tr.own td { font-weight: 600; } td.win { color: var(--green); } td.loss { color: var(--earth); }
+td.text { text-align: left; } details { margin: .6rem 0; } pre { background: #f6f7f7; padding: 1rem; overflow-x: auto;
+font-size: .82rem; line-height: 1.4; }
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """All that a report is made of."""
+
+    name: str
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    reports: Sequence[UpdateReport]
+    exams: Sequence[ExamReport]
+    lives: Sequence[Life]
+
+    def lives_of(self, exam: ExamReport, arm: str) -> list[Life]:
+        return [life for life in self.lives if life.task == exam.task and life.arm == arm]
+
+
+@dataclass(frozen=True)
+class Picture:
+    section: str
+    caption: str
+    path: Path
+
+
+def draw(story: Story, folder: Path) -> list[Picture]:
+    """Every picture of a run, as PNG files."""
+    pictures: list[Picture] = []
+
+    def add(section: str, name: str, caption: str) -> Path:
+        pictures.append(Picture(section, caption, folder / f"{name}.png"))
+        return folder / f"{name}.png"
+
+    if story.reports:
+        draw_learning(story.reports, add("learning", "learning", "How the controller learned."))
+        draw_heads(story.reports, add("heads", "heads", "The health of every head. White: no decision listened to it."))
+    for number, exam in enumerate(story.exams):
+        own = story.lives_of(exam, exam.policy)
+        draw_exam(exam, add(f"exam {number}", f"exam-{number}", ""))
+        draw_contributions(
+            own, add("seeds", f"seeds-{number}", f"Seeds at the end of {len(own)} lives on {exam.task}.")
+        )
+        caption = f"What the controller does when, on {exam.task}: shares of all decisions, in percent."
+        draw_actions(story.reports, own, add("actions", f"actions-{number}", caption))
+        for life in own[:EXAMPLES]:
+            twin = next((t.epochs for t in story.lives_of(exam, "never") if t.host == life.host), ())
+            caption = f"Host {life.host} on {exam.task}, and its twin that never grew."
+            path = add("lives", f"life-{number}-{life.host}", caption)
+            draw_life(life.epochs, path, twin=twin, metric=exam.metric)
+    if story.reports and not story.exams:
+        caption = "What the controller does, in percent of all decisions."
+        draw_actions(story.reports, [], add("actions", "actions", caption))
+    return pictures
+
+
+def html(story: Story, pictures: Sequence[Picture]) -> str:
+    def shown(section: str) -> str:
+        return "".join(_figure(p) for p in pictures if p.section == section)
+
+    exams = "".join(_exam(exam) + shown(f"exam {number}") for number, exam in enumerate(story.exams))
+    parts = [
+        f"<h1>{escape(story.name)}</h1>",
+        f'<p class="quiet">{escape(_summary(story))}</p>',
+        *(f'<p class="verdict">{escape(verdict(exam))}</p>' for exam in story.exams),
+        _section("Exam", exams),
+        _section("Learning", shown("learning")),
+        _section("What it does when", shown("actions")),
+        _section("Lives of example hosts", shown("lives")),
+        _section("What its seeds are worth", shown("seeds")),
+        _section("Heads", shown("heads")),
+        _section("Anomalies", _anomalies(story.reports)),
+        _section("Where and how", _details("Recipe", story.config) + _details("Environment", story.environment)),
+    ]
+    head = (
+        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(story.name)}</title>'
+    )
+    body = "\n".join(part for part in parts if part)
+    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{CSS}</style></head>\n<body>\n{body}\n</body></html>\n'
+
+
+def verdict(exam: ExamReport) -> str:
+    """The exam in one sentence, win or lose."""
+    said = {"beats": [], "is level with": [], "loses to": []}
+    for arm in exam.arms:
+        if arm.vs is not None:
+            how = "beats" if arm.vs.low > 0 else "loses to" if arm.vs.high < 0 else "is level with"
+            said[how].append(f"{arm.name} ({arm.vs.mean:+.3f})")
+    told = [f"{how} {', '.join(names)}" for how, names in said.items() if names]
+    return f"On {exam.hosts} fresh hosts of {exam.task}, by J, the controller {'; it '.join(told)}."
+
+
+def _summary(story: Story) -> str:
+    recipe, updates = story.config.get("name", ""), len(story.reports)
+    decisions = sum(r.decisions for r in story.reports)
+    minutes = sum(sum(r.seconds.values()) for r in story.reports) / 60
+    where = f"{story.environment.get('device', '')}, torch {story.environment.get('torch', '')}"
+    return f"Recipe {recipe}: {updates} updates, {decisions:,} decisions, {minutes:.1f} minutes of training on {where}."
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>\n{content}</section>" if content else ""
+
+
+def _figure(picture: Picture) -> str:
+    data = base64.b64encode(picture.path.read_bytes()).decode()
+    caption = f'<figcaption class="quiet">{escape(picture.caption)}</figcaption>' if picture.caption else ""
+    return f'<figure><img alt="{escape(picture.caption)}" src="data:image/png;base64,{data}">{caption}</figure>\n'
+
+
+def _exam(exam: ExamReport) -> str:
+    about = (
+        f"{exam.task}, {exam.host}: {exam.hosts} fresh hosts for every policy, paired; lives of {exam.episode} epochs;"
+        f" test data; J = score − {exam.rent:g} ln(1 + growth)."
+    )
+    names = ("policy", exam.metric, "IQM", "growth", "parameters", "FLOPs", "sick", "J", "difference in J", "better")
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    return f'<p class="quiet">{escape(about)}</p><table><tr>{head}</tr>{"".join(map(_row, exam.arms))}</table>'
+
+
+def _row(arm: ArmReport) -> str:
+    numbers = (f"{arm.mean:.4f}", f"{arm.iqm:.4f}", f"{arm.growth:.2f}", f"{arm.params:,.0f}", f"{arm.flops:.1e}")
+    cells = "".join(f"<td>{x}</td>" for x in (*numbers, f"{arm.sick:.0%}", f"{arm.j:.4f}"))
+    if arm.vs is None:
+        return f'<tr class="own"><td>{escape(arm.name)}</td>{cells}<td></td><td></td></tr>'
+    color = "win" if arm.vs.low > 0 else "loss" if arm.vs.high < 0 else ""
+    vs = f"{arm.vs.mean:+.4f} ({arm.vs.low:+.4f} to {arm.vs.high:+.4f})"
+    return f'<tr><td>{escape(arm.name)}</td>{cells}<td class="{color}">{vs}</td><td>{arm.improvement:.0%}</td></tr>'
+
+
+def _anomalies(reports: Sequence[UpdateReport]) -> str:
+    found = [anomaly for report in reports for anomaly in report.anomalies]
+    if not found:
+        return "<p>None.</p>" if reports else ""
+    rows = "".join(
+        f'<tr><td>{a.update}</td><td class="text">{escape(a.kind)}</td><td class="text">{escape(a.where)}</td>'
+        f'<td class="text">{escape(a.explanation)}; {escape(a.suggestion)}</td></tr>'
+        for a in found
+    )
+    head = '<tr><th>update</th><th class="text">kind</th><th class="text">where</th><th class="text">what</th></tr>'
+    return f"<table>{head}{rows}</table>"
+
+
+def _details(title: str, content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, indent=2)
+    return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"

@@ -1,0 +1,43 @@
+"""Colours and manners that all pictures share."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from esper.leyline.errors import EsperError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, QUIET, GRID, GREEN, EARTH = "#22313f", "#8a949c", "#e3e6e8", "#2b7a4b", "#b35806"
+SLOT_COLORS = ("#1b7837", "#2166ac", "#b35806", "#762a83", "#01665e", "#8c510a", "#c51b7d", "#4d4d4d")
+STYLE: dict[Any, Any] = {"font.size": 9, "axes.edgecolor": GRID, "text.color": INK, "axes.labelcolor": INK}
+
+
+@contextmanager
+def drawing(path: str | Path, width: float, height: float) -> "Iterator[Figure]":
+    """A figure that is on the disk afterwards."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise EsperError("drawing needs the package matplotlib: pip install 'esper[plot]'") from None
+    with rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        figure.savefig(path, dpi=150)
+
+
+def quieten(ax: "Axes", grid: bool = True) -> None:
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(colors=QUIET, length=0)
+    if grid:
+        ax.grid(axis="y", color=GRID)
+        ax.set_axisbelow(True)
+
+
+def spoken(name: str) -> str:
+    """A name of the code as people write it."""
+    return name.lower().replace("_", " ")

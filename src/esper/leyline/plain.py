@@ -1,0 +1,68 @@
+"""Records from what JSON made of them."""
+
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from esper.leyline.errors import EsperError
+
+
+def revive(kind: Any, plain: Any, where: str, null: float | None = None) -> Any:
+    """A value of this type; errors name the place. `null` is what a number reads as that JSON could not write."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        kinds = [k for k in inner if k is not type(None)]
+        return plain if plain is None or len(kinds) > 1 else revive(kinds[0], plain, where, null)
+    if isinstance(kind, type) and is_dataclass(kind):
+        if not isinstance(plain, Mapping):
+            raise EsperError(f"{where} must be an object, not {plain!r}")
+        return kind(**_fields(kind, plain, where, null))
+    if origin is tuple:
+        if not isinstance(plain, list | tuple):
+            raise EsperError(f"{where} must be a list, not {plain!r}")
+        kinds = inner[:1] * len(plain) if inner[-1] is Ellipsis else inner
+        if len(kinds) != len(plain):
+            raise EsperError(f"{where} must have {len(kinds)} entries, not {len(plain)}")
+        return tuple(revive(k, x, f"{where}[{i}]", null) for i, (k, x) in enumerate(zip(kinds, plain, strict=True)))
+    if origin is dict:
+        if not isinstance(plain, Mapping):
+            raise EsperError(f"{where} must be an object, not {plain!r}")
+        return {name: revive(inner[1], value, f"{where}.{name}", null) for name, value in plain.items()}
+    if kind is float:
+        return _number(plain, where, null)
+    if kind in (int, str, bool) and (not isinstance(plain, kind) or (kind is int and isinstance(plain, bool))):
+        raise EsperError(f"{where} must be of type {kind.__name__}, not {plain!r}")
+    return plain
+
+
+def _fields(kind: type, plain: Mapping[str, Any], where: str, null: float | None) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    unknown = sorted(plain.keys() - {f.name for f in fields(kind)})
+    if unknown:
+        raise EsperError(f"{where} has an unknown field {unknown[0]!r}")
+    needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
+    if not needed <= plain.keys():
+        raise EsperError(f"{where} lacks the field {min(needed - plain.keys())!r}")
+    return {name: revive(hints[name], value, f"{where}.{name}", null) for name, value in plain.items()}
+
+
+def _number(plain: Any, where: str, null: float | None) -> float:
+    if plain is None and null is not None:
+        return null
+    if isinstance(plain, int | float | str) and not isinstance(plain, bool):
+        try:
+            return float(plain)
+        except ValueError:
+            pass
+    raise EsperError(f"{where} must be a number, not {plain!r}")
+
+
+def finite(x: Any) -> Any:
+    """For JSON, which knows neither NaN nor infinity: they become null."""
+    if isinstance(x, dict):
+        return {name: finite(value) for name, value in x.items()}
+    if isinstance(x, list | tuple):
+        return [finite(value) for value in x]
+    return None if isinstance(x, float) and not math.isfinite(x) else x
