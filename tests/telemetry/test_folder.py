@@ -1,6 +1,5 @@
 """A run's folder: whatever is broken in it, one sentence says what, and nothing is lost."""
 
-import dataclasses
 import json
 import math
 import pickle
@@ -9,31 +8,12 @@ import shutil
 import pytest
 
 from esper.cli import main
+from esper.cli.look import Report
 from esper.cli.train import Resume, Train
 from esper.leyline.errors import EsperError, FileError
-from esper.leyline.reports import HeadReport, LifeReport, UpdateReport
 from esper.telemetry import RunFolder
 from esper.telemetry.folder import environment
-
-SMALL = ("--learn.updates", "2", "--fleets.0.hosts", "2", "--fleets.0.env.group", "1", "--fleets.0.env.episode", "3")
-SMALL += ("--learn.collect.horizon", "2", "--fleets.0.options.examples", "200", "--exam", "2")
-
-
-def lives(update: int) -> tuple[LifeReport, ...]:
-    return tuple(LifeReport(update, host, 0.5, 0.6, 1.5, sick=host > 0) for host in range(2))
-
-
-def report(update: int, **values) -> UpdateReport:
-    needed = [f for f in dataclasses.fields(UpdateReport) if f.default is dataclasses.MISSING]
-    numbers = {f.name: 1 if f.type is int else 0.5 for f in needed}
-    head = HeadReport("op", 1, None, None, None, None, None, 0.1, 0.1)
-    return UpdateReport(
-        **(
-            numbers
-            | {"update": update, "heads": (head,), "ops": {}, "seconds": {}, "stopped": None, "lives": lives(update)}
-            | values
-        )
-    )
+from telemetry_toys import SMALL, report
 
 
 @pytest.fixture
@@ -100,7 +80,7 @@ def test_the_folder_holds_everything(done):
     assert RunFolder.open(done).environment().keys() >= {"esper", "torch", "device", "threads", "git"}
 
 
-FILES = ("config.json", "environment.json", "reports.jsonl", "checkpoints/000002.safetensors")
+FILES = ("config.json", "environment.json", "reports.jsonl", "episodes.jsonl", "checkpoints/000002.safetensors")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -123,6 +103,24 @@ def test_what_is_broken_is_named_and_nothing_else_is_touched(name, how, done, tm
         Resume(run_dir=copy).run()
     for other, before in others.items():
         assert other.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["reports.jsonl", "episodes.jsonl", "exam.json", "lives.jsonl", "environment.json"])
+@pytest.mark.parametrize(
+    "content", [b"{}\n", b"[1]\n", b"\xff\xfe\n", b'{"update": "x"}\n', pickle.dumps(print) + b"\n"]
+)
+def test_a_report_on_broken_files_names_them(name, content, done, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(done, copy)
+    (copy / name).write_bytes(content)
+    if name == "environment.json" and content.startswith(b"{"):
+        Report(run_dir=copy).run()  # little is known of where it ran, which is no error
+    elif name == "episodes.jsonl":
+        with pytest.raises(FileError, match=name):
+            RunFolder.open(copy).episodes()
+    else:
+        with pytest.raises(EsperError, match=name):
+            Report(run_dir=copy).run()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):

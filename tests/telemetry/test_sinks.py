@@ -1,18 +1,23 @@
 """Listeners hear what reports say, under names that people know."""
 
 import math
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from esper.cli.train import Listening, Resume, Train
 from esper.leyline.actions import Head, Op
+from esper.leyline.errors import EsperError
 from esper.simic import CollectConfig, LearnConfig, train
-from esper.telemetry import RunFolder
+from esper.telemetry import SINKS, RunFolder
 from esper.telemetry.scalars import scalars
 from small_fleets import controller_for, make_env
-
-SMALL = ("--learn.updates", "3", "--fleets.0.hosts", "2", "--fleets.0.env.group", "1", "--fleets.0.env.episode", "3")
-SMALL += ("--learn.collect.horizon", "2", "--fleets.0.options.examples", "200", "--exam", "2")
+from telemetry_toys import SMALL
 
 
 def test_every_number_has_a_known_name_and_nothing_unknown_is_drawn():
@@ -39,3 +44,57 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     reports = RunFolder.open(tmp_path / "run").reports()
     drawn = {event.step: event.value for event in events.Scalars("losses/approx_kl")}
     assert drawn == pytest.approx({r.update: r.kl for r in reports}, rel=1e-5, abs=1e-9)
+
+
+HEARD = """
+import sys
+from pathlib import Path
+from esper.telemetry import SINKS
+from telemetry_toys import report
+
+sink = SINKS[sys.argv[1]](Path(sys.argv[2]), {"learn": {"updates": 2}}, 0)
+for update in range(2):
+    sink.hear(report(update, kl=0.25 + update))
+sink.close()
+"""
+
+
+def heard(name: str, folder: Path, **environment: str) -> None:
+    """In a process of its own: these packages start threads and servers."""
+    folder.mkdir()
+    paths = {"PYTHONPATH": str(Path(__file__).parents[1]), "HOME": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", HEARD, name, str(folder)],
+        env=os.environ | paths | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_wandb_keeps_a_run_offline(tmp_path):
+    heard("wandb", tmp_path / "run", WANDB_MODE="offline")
+    (log,) = (tmp_path / "run").glob("wandb/offline-run-*/run-run.wandb")
+    assert b"losses/approx_kl" in log.read_bytes()
+
+
+def test_mlflow_finds_what_was_logged_and_goes_on_with_it(tmp_path):
+    database = tmp_path / "mlflow.db"
+    heard("mlflow", tmp_path / "run", MLFLOW_TRACKING_URI=f"sqlite:///{database}")
+    with closing(sqlite3.connect(database)) as found:
+        rows = found.execute("select step, value from metrics where key = 'losses/approx_kl' order by step").fetchall()
+        assert rows == [(0, 0.25), (1, 1.25)]
+        assert found.execute("select value from params where key = 'learn.updates'").fetchall() == [("2",)]
+        (tmp_path / "run").rename(tmp_path / "before")
+        heard("mlflow", tmp_path / "run", MLFLOW_TRACKING_URI=f"sqlite:///{database}")
+        assert found.execute("select count(*) from runs").fetchall() == [(1,)], "a run of the same name is gone on with"
+
+
+def test_a_sink_that_cannot_begin_says_why_in_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(EsperError, match=r"wandb is not installed: pip install 'esper\[wandb\]'"):
+        SINKS["wandb"](tmp_path, {}, 0)
+    (tmp_path / "tensorboard").write_text("in the way")
+    with pytest.raises(EsperError, match="tensorboard could not begin"):
+        SINKS["tensorboard"](tmp_path, {}, 0)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from esper.dashboard.style import EARTH, GREEN, INK, QUIET, SLOT_COLORS, drawing, quieten, spoken
+from esper.dashboard.style import EARTH, GREEN, INK, QUIET, SLOT_COLORS, count_whole, drawing, quieten, spoken
 from esper.leyline.actions import Op
 from esper.leyline.reports import ExamReport, Life, UpdateReport
 
@@ -37,7 +37,7 @@ def draw_learning(reports: Sequence[UpdateReport], path: Path) -> None:
             ax.set_title(title, loc="left", fontsize=9, color=INK)
             quieten(ax)
             ax.margins(y=0.15)
-            ax.xaxis.get_major_locator().set_params(integer=True)
+            count_whole(ax)
         figure.supxlabel("update", color=QUIET, fontsize=9)
 
 
@@ -90,7 +90,7 @@ def _by_decision(lives: Sequence[Life]) -> list[list[float]]:
 def _heat(ax: "Axes", shares: list[list[float]], axis: str, title: str) -> None:
     ax.imshow(shares, aspect="auto", cmap="Greens", vmin=0, vmax=1, interpolation="nearest")
     ax.set_xlabel(axis)
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    count_whole(ax)
     ax.set_title(title, loc="left", fontsize=9, color=INK)
     ax.tick_params(colors=QUIET, length=0)
     ax.spines[:].set_visible(False)
@@ -137,7 +137,7 @@ def draw_heads(reports: Sequence[UpdateReport], path: Path) -> None:
             figure.colorbar(image, ax=ax, fraction=0.05).outline.set_visible(False)
             ax.set_title(title, loc="left", fontsize=9, color=INK)
             ax.set_xlabel("update")
-            ax.xaxis.get_major_locator().set_params(integer=True)
+            count_whole(ax)
             ax.tick_params(colors=QUIET, length=0)
             ax.spines[:].set_visible(False)
         axes[0].set_yticks(range(len(heads)), [spoken(name) for name in heads])

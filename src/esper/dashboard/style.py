@@ -38,6 +38,13 @@ def quieten(ax: "Axes", grid: bool = True) -> None:
         ax.set_axisbelow(True)
 
 
+def count_whole(ax: "Axes") -> None:
+    """Only whole numbers along the axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
 def spoken(name: str) -> str:
     """A name of the code as people write it."""
     return name.lower().replace("_", " ")

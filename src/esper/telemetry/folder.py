@@ -73,7 +73,11 @@ class RunFolder:
         return found["recipe"]
 
     def environment(self) -> dict[str, Any]:
-        return self._read_json("environment.json")
+        """Where it was begun."""
+        found = self._read_json("environment.json")
+        if not isinstance(found, dict):
+            raise FileError(f"{self.path / 'environment.json'} is damaged: it must hold an object")
+        return found
 
     def append(self, report: UpdateReport) -> None:
         """One more update, and the lives that ended in it."""

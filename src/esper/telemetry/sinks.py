@@ -1,6 +1,7 @@
 """Whoever listens to a run besides its folder."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -24,11 +25,10 @@ class TensorBoard:
     """Event files for TensorBoard, in a run's folder. After a resume, what will be heard again is hidden."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], update: int) -> None:
-        try:
+        with _beginning("tensorboard"):
             from torch.utils.tensorboard.writer import SummaryWriter
-        except ImportError:
-            raise _missing("tensorboard") from None
-        self.writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=update)
+
+            self.writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=update)
 
     def hear(self, report: UpdateReport) -> None:
         for name, value in scalars(report).items():
@@ -44,14 +44,13 @@ class WandB:
     """A run of Weights & Biases, of the same name as the folder. $WANDB_MODE=offline keeps it on this machine."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], update: int) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise _missing("wandb") from None
         name = folder.resolve().name
-        self.run: Any = wandb.init(
-            project="esper", name=name, id=name, resume="allow", dir=str(folder), config=dict(config)
-        )
+        with _beginning("wandb"):
+            import wandb
+
+            self.run: Any = wandb.init(
+                project="esper", name=name, id=name, resume="allow", dir=str(folder), config=dict(config)
+            )
 
     def hear(self, report: UpdateReport) -> None:
         self.run.log(scalars(report), step=report.update)
@@ -61,24 +60,22 @@ class WandB:
 
 
 class MLflow:
-    """A run of MLflow, of the same name as the folder, where $MLFLOW_TRACKING_URI says, or in ./mlruns.
+    """A run of MLflow, of the same name as the folder, where $MLFLOW_TRACKING_URI says.
 
     A resumed run goes on with the MLflow run that it began."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], update: int) -> None:
-        try:
-            import mlflow
-        except ImportError:
-            raise _missing("mlflow") from None
         name = folder.resolve().name
-        self.client: Any = mlflow.MlflowClient()
-        found = self.client.get_experiment_by_name("esper")
-        experiment = found.experiment_id if found else self.client.create_experiment("esper")
-        before = self.client.search_runs([experiment], f"attributes.run_name = '{name}'")
-        run = before[0] if before else self.client.create_run(experiment, run_name=name)
-        self.run_id = run.info.run_id
-        if not before:
-            for key, value in _flat(config).items():
+        with _beginning("mlflow"):
+            import mlflow
+
+            self.client: Any = mlflow.MlflowClient()
+            found = self.client.get_experiment_by_name("esper")
+            experiment = found.experiment_id if found else self.client.create_experiment("esper")
+            before = self.client.search_runs([experiment], f"attributes.run_name = '{name}'")
+            run = before[0] if before else self.client.create_run(experiment, run_name=name)
+            self.run_id = run.info.run_id
+            for key, value in ({} if before else _flat(config)).items():
                 self.client.log_param(self.run_id, key, value)
 
     def hear(self, report: UpdateReport) -> None:
@@ -92,8 +89,15 @@ class MLflow:
 SINKS: dict[SinkName, Any] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
 
 
-def _missing(package: str) -> EsperError:
-    return EsperError(f"{package} is not installed: pip install 'esper[{package}]'")
+@contextmanager
+def _beginning(package: str) -> Iterator[None]:
+    """What goes wrong in here is told in one sentence, whatever the package raises."""
+    try:
+        yield
+    except ImportError:
+        raise EsperError(f"{package} is not installed: pip install 'esper[{package}]'") from None
+    except Exception as error:
+        raise EsperError(f"{package} could not begin: {error}") from error
 
 
 def _flat(x: Any, at: str = "") -> dict[str, str]:

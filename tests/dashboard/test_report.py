@@ -1,0 +1,102 @@
+"""A run's report: everything in one file, win or lose."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from esper.cli.look import write_report
+from esper.cli.train import Train
+from esper.dashboard.report import Story, draw, html, verdict
+from esper.leyline.reports import Anomaly, ArmReport, ExamReport, Interval
+from esper.telemetry import RunFolder
+from telemetry_toys import SMALL, report
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> RunFolder:
+    path = tmp_path_factory.mktemp("runs") / "a <b>bold</b> run"
+    Train(recipe="smoke", run_dir=path, changes=SMALL).run()
+    return RunFolder.open(path)
+
+
+class Page(HTMLParser):
+    """Which tags are open, which sections there are, and where sources point."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.titles: list[str] = []
+        self.sources: list[str] = []
+        self.links = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+        self.sources += [value or "" for name, value in attrs if name == "src"]
+        self.links += tag in ("link", "script")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "h2":
+            self.titles.append(data)
+
+
+def test_the_page_is_whole_and_needs_nothing_else(folder):
+    path = write_report(folder)
+    assert path is not None
+    text = path.read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.open == []
+    assert page.links == 0
+    assert all(source.startswith("data:image/png;base64,") for source in page.sources)
+    assert not re.search(r"https?://", text)
+    assert page.titles[:4] == ["Exam", "Learning", "What it does when", "Lives of example hosts"]
+    assert {"Heads", "Anomalies", "What its seeds are worth", "Where and how"} <= set(page.titles)
+    assert "<b>bold" not in text, "names are text, not tags"
+
+
+def test_every_picture_is_a_file_too(folder):
+    write_report(folder)
+    pictures = sorted((folder.path / "pictures").iterdir())
+    assert {p.name for p in pictures} >= {"learning.png", "heads.png", "exam-0.png", "actions-0.png", "life-0-0.png"}
+    assert all(p.read_bytes().startswith(PNG) for p in pictures)
+
+
+def test_a_run_that_has_hardly_begun_can_be_told(tmp_path):
+    nothing = Story(name="x", config={}, environment={}, reports=[], exams=[], lives=[])
+    assert Page(html(nothing, draw(nothing, tmp_path))).open == []
+    ops = {"WAIT": 3, "GERMINATE": 1}
+    begun = replace(nothing, reports=[report(0, objective=None, score=None, growth=None, ops=ops, decisions=4)])
+    assert Page(html(begun, draw(begun, tmp_path))).titles[0] == "Learning"
+
+
+def test_anomalies_are_told():
+    anomaly = Anomaly(3, "value collapse", "critic", "it expects <nothing>", "lower lr")
+    story = Story(name="x", config={}, environment={}, reports=[report(3, anomalies=(anomaly,))], exams=[], lives=[])
+    assert "it expects &lt;nothing&gt;; lower lr" in html(story, [])
+
+
+def arm(name: str, *vs: float) -> ArmReport:
+    return ArmReport(name, 0.5, 0.5, 0.5, 100, 1.0, 1e9, 0.0, Interval(*vs) if vs else None, 0.5 if vs else None)
+
+
+def test_the_verdict_says_wins_losses_and_neither():
+    arms = (
+        arm("learned"),
+        arm("never", 0.1, 0.05, 0.15),
+        arm("random", 0.01, -0.1, 0.2),
+        arm("best", -0.2, -0.3, -0.1),
+    )
+    exam = ExamReport("digits", "cnn2d 8-8", "accuracy", 30, 12, 0.02, "learned", arms)
+    said = verdict(exam)
+    assert "beats never (+0.100)" in said
+    assert "is level with random (+0.010)" in said
+    assert "loses to best (-0.200)" in said
+    assert said.startswith("On 30 fresh hosts of digits")

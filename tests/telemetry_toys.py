@@ -1,0 +1,23 @@
+"""Reports for tests of what leaves a run."""
+
+import dataclasses
+from typing import Any
+
+from esper.leyline.reports import HeadReport, LifeReport, UpdateReport
+
+
+def lives(update: int) -> tuple[LifeReport, ...]:
+    return tuple(LifeReport(update, host, 0.5, 0.6, 1.5, sick=host > 0) for host in range(2))
+
+
+def report(update: int, **values: Any) -> UpdateReport:
+    needed = [f for f in dataclasses.fields(UpdateReport) if f.default is dataclasses.MISSING]
+    numbers: dict[str, Any] = {f.name: 1 if f.type is int else 0.5 for f in needed}
+    head = HeadReport("op", 1, None, None, None, None, None, 0.1, 0.1)
+    known = {"update": update, "heads": (head,), "ops": {}, "seconds": {}, "stopped": None, "lives": lives(update)}
+    return UpdateReport(**(numbers | known | values))
+
+
+SMALL = ("--learn.updates", "2", "--fleets.0.hosts", "2", "--fleets.0.env.group", "1", "--fleets.0.env.episode", "3")
+SMALL += ("--learn.collect.horizon", "2", "--fleets.0.options.examples", "200", "--exam", "2")
+"""Flags that make a recipe as small as can be."""
