@@ -10,8 +10,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(READY)  ## train one host with a written growth plan and draw its life
-	$(BIN)/python examples/one_life.py
+demo: $(READY)  ## the main job: train a controller on MNIST-1D, hold its exam, write the report
+	$(BIN)/esper train mnist1d
 
 test: $(READY)  ## everything, slow learning tests included
 	$(BIN)/python -m pytest -n 2

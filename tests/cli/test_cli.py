@@ -7,6 +7,7 @@ import pytest
 from esper.cli import main
 from esper.cli.sizes import size_in_bytes
 from esper.leyline.errors import EsperError
+from telemetry_toys import SMALL
 
 
 def test_bench_fleet_prints_one_json_object(capsys):
@@ -80,3 +81,87 @@ def test_lists_are_readable_by_people_and_machines(capsys):
 @pytest.mark.parametrize(("text", "size"), [("2GB", 2 << 30), ("1.5 mb", 3 << 19), ("100", 100), ("4k", 4096)])
 def test_sizes(text, size):
     assert size_in_bytes(text) == size
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "run"
+    main(["train", "smoke", "--run-dir", str(path), *SMALL])
+    return path
+
+
+def test_train_prints_every_report_for_machines(tmp_path, capsys):
+    main(["train", "smoke", "--json", "--run-dir", str(tmp_path / "run"), *SMALL])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["update"] for line in lines] == [0, 1]
+    assert lines[0].keys() >= {"objective", "heads", "ops", "seconds"}
+
+
+def test_an_exam_names_every_arm_and_its_difference(run, capsys):
+    main(["exam", str(run), "--hosts", "3", "--json"])
+    (exam,) = json.loads(capsys.readouterr().out)["exams"]
+    assert exam.keys() >= {"task", "metric", "arms"}
+    assert exam["hosts"] == 3
+    assert [arm["name"] for arm in exam["arms"]] == ["learned", "never", "random", "heuristic"]
+    for arm in exam["arms"]:
+        assert arm.keys() >= {"name", "iqm", "mean", "j", "params", "flops", "vs"}
+        assert (arm["vs"] is None) == (arm["name"] == "learned")
+    assert exam["arms"][1]["vs"].keys() == {"mean", "low", "high"}
+    main(["exam", str(run), "--hosts", "3"])
+    said = capsys.readouterr().out
+    assert "3 fresh hosts" in said
+    assert "heuristic" in said
+
+
+def test_watch_shows_a_run_and_ends_with_it(run, capsys):
+    main(["watch", str(run), "--once"])
+    assert "2 of 2" in capsys.readouterr().out
+    main(["watch", str(run)])
+    assert "2 of 2" in capsys.readouterr().out
+
+
+def test_report_prints_where_it_is(run, capsys):
+    main(["report", str(run)])
+    assert capsys.readouterr().out.strip() == str(run / "report.html")
+
+
+def test_resuming_what_is_done_changes_nothing(run, capsys):
+    before = {path: path.read_bytes() for path in run.rglob("*.*") if path.is_file()}
+    main(["resume", str(run)])
+    assert "done" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in run.rglob("*.*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "smok"], "unknown recipe 'smok': did you mean 'smoke'?"),
+        (["train", "smoke", "--fleets.0.task", "spiral"], "unknown task 'spiral': did you mean 'spirals'?"),
+        (["train", "smoke", "--fleets.0.options.examples", "1"], "examples"),
+        (["train", "smoke", "--exam", "0"], "exam must be at least 2"),
+        (["train", "smoke", "--engine.device", "cuda:9"], "device 'cuda:9'"),
+        (["train", "smoke", "--learn.rent.end", "nan"], "end must not be negative"),
+        (["resume", "nowhere"], "nowhere holds no run"),
+        (["watch", "nowhere"], "nowhere holds no run"),
+        (["report", "nowhere"], "nowhere holds no run"),
+        (["exam", "nowhere"], "nowhere holds no run"),
+        (["exam", "nowhere", "--hosts", "1"], "hosts must be at least 2"),
+    ],
+)
+def test_bad_runs_are_one_sentence_and_nothing_begins(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as exit:
+        main(arguments)
+    assert exit.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_shells_can_complete(shell, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["--tyro-print-completion", shell])
+    assert not exit.value.code
+    script = capsys.readouterr().out
+    assert "esper" in script
+    assert all(command in script for command in ("train", "resume", "watch", "report", "exam", "bench"))

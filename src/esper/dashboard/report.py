@@ -10,7 +10,8 @@ from typing import Any
 
 from esper.dashboard.life import draw_life
 from esper.dashboard.pictures import draw_actions, draw_contributions, draw_exam, draw_heads, draw_learning
-from esper.leyline.reports import ArmReport, ExamReport, Life, UpdateReport
+from esper.dashboard.style import spoken
+from esper.leyline.reports import Anomaly, ArmReport, ExamReport, Life, UpdateReport
 
 EXAMPLES = 3
 """Hosts whose lives are drawn."""
@@ -20,14 +21,14 @@ body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); max-width: 62re
 padding: 0 1.5rem; }
 h1 { font-size: 1.9rem; margin: 0; } h2 { font-size: 1.2rem; margin: 3rem 0 .4rem; }
 p { margin: .4rem 0 1rem; } .quiet { color: var(--quiet); } .verdict { font-size: 1.15rem; border-left: 4px solid
-var(--green); padding-left: 1rem; margin: 1.4rem 0; }
+var(--line); padding-left: 1rem; margin: 1.4rem 0; }
 img { width: 100%; height: auto; } figure { margin: 1rem 0 1.6rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .92rem; }
 th { text-align: right; font-weight: 600; color: var(--quiet); } th:first-child, td:first-child { text-align: left; }
 td { text-align: right; } th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); }
 tr.own td { font-weight: 600; } td.win { color: var(--green); } td.loss { color: var(--earth); }
-td.text { text-align: left; } details { margin: .6rem 0; } pre { background: #f6f7f7; padding: 1rem; overflow-x: auto;
-font-size: .82rem; line-height: 1.4; }
+td.text, th.text { text-align: left; } details { margin: .6rem 0; }
+pre { background: #f6f7f7; padding: 1rem; overflow-x: auto; font-size: .82rem; line-height: 1.4; }
 """
 
 
@@ -158,15 +159,21 @@ def _row(arm: ArmReport) -> str:
 
 
 def _anomalies(reports: Sequence[UpdateReport]) -> str:
-    found = [anomaly for report in reports for anomaly in report.anomalies]
+    """Each kind once, with when it was found and what was said last."""
+    if not reports:
+        return ""
+    found: dict[tuple[str, str], list[Anomaly]] = {}
+    for anomaly in (a for report in reports for a in report.anomalies):
+        found.setdefault((anomaly.kind, anomaly.where), []).append(anomaly)
     if not found:
-        return "<p>None.</p>" if reports else ""
+        return "<p>None.</p>"
     rows = "".join(
-        f'<tr><td>{a.update}</td><td class="text">{escape(a.kind)}</td><td class="text">{escape(a.where)}</td>'
-        f'<td class="text">{escape(a.explanation)}; {escape(a.suggestion)}</td></tr>'
-        for a in found
+        f'<tr><td>{escape(kind)}</td><td class="text">{escape(spoken(where))}</td>'
+        f'<td class="text">{escape(", ".join(str(a.update) for a in all_of))}</td>'
+        f'<td class="text">{escape(all_of[-1].explanation)}; {escape(all_of[-1].suggestion)}</td></tr>'
+        for (kind, where), all_of in found.items()
     )
-    head = '<tr><th>update</th><th class="text">kind</th><th class="text">where</th><th class="text">what</th></tr>'
+    head = '<tr><th>kind</th><th class="text">where</th><th class="text">updates</th><th class="text">what</th></tr>'
     return f"<table>{head}{rows}</table>"
 
 

@@ -4,7 +4,7 @@ import math
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from esper.leyline.errors import EsperError
 
@@ -13,8 +13,11 @@ def revive(kind: Any, plain: Any, where: str, null: float | None = None) -> Any:
     """A value of this type; errors name the place. `null` is what a number reads as that JSON could not write."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        kinds = [k for k in inner if k is not type(None)]
-        return plain if plain is None or len(kinds) > 1 else revive(kinds[0], plain, where, null)
+        return _any_of(inner, plain, where, null)
+    if origin is Literal:
+        if plain not in inner:
+            raise EsperError(f"{where} must be one of {', '.join(map(repr, inner))}, not {plain!r}")
+        return plain
     if isinstance(kind, type) and is_dataclass(kind):
         if not isinstance(plain, Mapping):
             raise EsperError(f"{where} must be an object, not {plain!r}")
@@ -26,7 +29,7 @@ def revive(kind: Any, plain: Any, where: str, null: float | None = None) -> Any:
         if len(kinds) != len(plain):
             raise EsperError(f"{where} must have {len(kinds)} entries, not {len(plain)}")
         return tuple(revive(k, x, f"{where}[{i}]", null) for i, (k, x) in enumerate(zip(kinds, plain, strict=True)))
-    if origin is dict:
+    if origin in (dict, Mapping):
         if not isinstance(plain, Mapping):
             raise EsperError(f"{where} must be an object, not {plain!r}")
         return {name: revive(inner[1], value, f"{where}.{name}", null) for name, value in plain.items()}
@@ -34,6 +37,18 @@ def revive(kind: Any, plain: Any, where: str, null: float | None = None) -> Any:
         return _number(plain, where, null)
     if kind in (int, str, bool) and (not isinstance(plain, kind) or (kind is int and isinstance(plain, bool))):
         raise EsperError(f"{where} must be of type {kind.__name__}, not {plain!r}")
+    return plain
+
+
+def _any_of(kinds: tuple[Any, ...], plain: Any, where: str, null: float | None) -> Any:
+    """The first of these types that fits; if one alone does not, what is wrong with it."""
+    if plain is None and type(None) in kinds:
+        return None
+    kinds = tuple(k for k in kinds if k is not type(None))
+    if len(kinds) == 1:
+        return revive(kinds[0], plain, where, null)
+    if type(plain) not in kinds:
+        raise EsperError(f"{where} must be of type {' or '.join(k.__name__ for k in kinds)}, not {plain!r}")
     return plain
 
 
@@ -53,9 +68,11 @@ def _number(plain: Any, where: str, null: float | None) -> float:
         return null
     if isinstance(plain, int | float | str) and not isinstance(plain, bool):
         try:
-            return float(plain)
-        except ValueError:
-            pass
+            number = float(plain)
+        except (ValueError, OverflowError):
+            number = math.nan
+        if not math.isnan(number):
+            return number
     raise EsperError(f"{where} must be a number, not {plain!r}")
 
 

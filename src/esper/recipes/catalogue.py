@@ -65,8 +65,8 @@ def mnist1d() -> Recipe:
         env=EnvConfig(episode=12, group=8),
     )
     plain = _recipe("mnist1d", fleet, updates=8, epochs=2, checkpoint_every=1)
-    gentle = replace(plain.learn, ppo=replace(plain.learn.ppo, lr=3e-4))  # there is something to lose
-    return replace(plain, start=StartConfig(plans=24), learn=gentle)
+    gentle = replace(plain.learn.ppo, lr=2e-4, entropy_coef=0.001)  # there is something to lose
+    return replace(plain, start=StartConfig(plans=24), learn=replace(plain.learn, ppo=gentle))
 
 
 def mnist1d_gpu() -> Recipe:

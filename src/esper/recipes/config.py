@@ -1,7 +1,6 @@
 """What a run consists of: fleets on tasks, a controller, and how it learns. All of it fits in a JSON file."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -97,9 +96,9 @@ class Recipe:
     def __post_init__(self) -> None:
         if not self.fleets:
             raise EsperError("fleets must hold at least one")
-        for name in ("checkpoint_every", "keep", "exam"):
-            if getattr(self, name) < 1:
-                raise EsperError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name, least in (("checkpoint_every", 1), ("keep", 1), ("exam", 2)):
+            if getattr(self, name) < least:
+                raise EsperError(f"{name} must be at least {least}, not {getattr(self, name)}")
 
     def build(self) -> Training:
         """The training, ready for its first update."""
@@ -111,7 +110,7 @@ class Recipe:
         return _plain(asdict(self))
 
     @classmethod
-    def revived(cls, plain: Mapping[str, Any]) -> "Recipe":
+    def revived(cls, plain: Any) -> "Recipe":
         return revive(cls, plain, "recipe")
 
 

@@ -69,7 +69,7 @@ class PPOConfig:
             if not 0 < getattr(self, name) <= 1:
                 raise EsperError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
         for name in ("value_coef", "entropy_coef", "entropy_floor", "anchor_coef", "weight_decay", "anneal"):
-            if (getattr(self, name) or 0) < 0:
+            if not (getattr(self, name) or 0) >= 0:
                 raise EsperError(f"{name} must not be negative, not {getattr(self, name)}")
         if sum(per_head(self.entropy_weights)) <= 0:
             raise EsperError("entropy_weights must not all be 0")

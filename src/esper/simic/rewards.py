@@ -39,7 +39,7 @@ class RentSchedule:
 
     def __post_init__(self) -> None:
         for name in ("start", "end", "updates"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise EsperError(f"{name} must not be negative, not {getattr(self, name)}")
 
     def at(self, update: int) -> float:

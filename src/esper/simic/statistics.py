@@ -1,32 +1,57 @@
 """What can be said of policies that were tried on the same hosts."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
 from esper.leyline.reports import Interval
 
 Values = NDArray[np.float64]
-"""One number for each host."""
+"""One number for each host; of several trainings of one policy, a row each."""
 RESAMPLES = 2000
+FLIPS = 10_000
 
 
 def iqm(values: Values) -> float:
     """The mean of the middle half: a quarter of the values is left out at each end, rounded down."""
-    cut = len(values) // 4
-    return float(np.sort(values)[cut : len(values) - cut].mean())
+    ordered = np.sort(values, axis=None)
+    cut = len(ordered) // 4
+    return float(ordered[cut : len(ordered) - cut].mean())
 
 
 def paired(ours: Values, theirs: Values, rng_seed: int = 0, confidence: float = 0.95) -> Interval:
-    """The mean difference, host by host, and the interval in which it lies by resampling hosts."""
-    differences = ours - theirs
-    rows = np.random.default_rng(rng_seed).integers(len(differences), size=(RESAMPLES, len(differences)))
+    """The mean difference, host by host, and the interval in which it lies by resampling hosts, and trainings if
+    there are several."""
+    differences = np.atleast_2d(ours - theirs)
+    generator = np.random.default_rng(rng_seed)
+    trainings, hosts = differences.shape
+    rows = generator.integers(trainings, size=(RESAMPLES, trainings, 1))
+    columns = generator.integers(hosts, size=(RESAMPLES, 1, hosts))
     tail = 100 * (1 - confidence) / 2
-    low, high = np.percentile(differences[rows].mean(1), [tail, 100 - tail])
+    low, high = np.percentile(differences[rows, columns].mean((1, 2)), [tail, 100 - tail])
     return Interval(float(differences.mean()), float(low), float(high))
 
 
 def improvement(ours: Values, theirs: Values) -> float:
     """How likely one of ours is above one of theirs, taken by chance; equal ones count half."""
-    above = ours[:, None] > theirs[None, :]
-    equal = ours[:, None] == theirs[None, :]
+    above = ours.reshape(-1, 1) > theirs.reshape(1, -1)
+    equal = ours.reshape(-1, 1) == theirs.reshape(1, -1)
     return float((above + 0.5 * equal).mean())
+
+
+def sign_flips(ours: Values, theirs: Values, rng_seed: int = 0) -> float:
+    """How often chance alone, which gives every host's difference either sign, makes a mean as far from 0."""
+    differences = np.atleast_2d(ours - theirs).mean(0)
+    signs = np.random.default_rng(rng_seed).choice([-1.0, 1.0], size=(FLIPS, len(differences)))
+    as_far = np.abs((signs * differences).mean(1)) >= abs(differences.mean()) - 1e-12
+    return float((1 + as_far.sum()) / (1 + FLIPS))
+
+
+def holm(chances: Mapping[str, float]) -> dict[str, float]:
+    """Corrected for having asked so often (Holm, 1979): the smallest counts as often as there are questions."""
+    corrected, largest = {}, 0.0
+    for rank, name in enumerate(sorted(chances, key=lambda name: chances[name])):
+        largest = max(largest, min(1.0, (len(chances) - rank) * chances[name]))
+        corrected[name] = largest
+    return corrected

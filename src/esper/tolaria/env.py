@@ -42,7 +42,7 @@ class EnvConfig:
         for name in ("episode", "group"):
             if getattr(self, name) < 1:
                 raise EsperError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.penalty < 0:
+        if not self.penalty >= 0:
             raise EsperError(f"penalty must not be negative, not {self.penalty}")
 
 
