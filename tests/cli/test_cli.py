@@ -97,20 +97,33 @@ def test_train_prints_every_report_for_machines(tmp_path, capsys):
     assert lines[0].keys() >= {"objective", "heads", "ops", "seconds"}
 
 
-def test_an_exam_names_every_arm_and_its_difference(run, capsys):
-    main(["exam", str(run), "--hosts", "3", "--json"])
-    (exam,) = json.loads(capsys.readouterr().out)["exams"]
+def test_an_exam_names_every_arm_and_its_difference(run, tmp_path, capsys):
+    plan = tmp_path / "mine.json"
+    plan.write_text('[{"decision": 0, "op": "GERMINATE", "slot": "s0", "blueprint": "mlp"}]')
+    main(["exam", str(run), "--hosts", "3", "--json", "--quick", "--plan", str(plan)])
+    exam = json.loads(capsys.readouterr().out)
     assert exam.keys() >= {"task", "metric", "arms"}
     assert exam["hosts"] == 3
-    assert [arm["name"] for arm in exam["arms"]] == ["learned", "never", "random", "heuristic"]
+    assert exam["decisions"] == 8
+    assert [arm["name"] for arm in exam["arms"]] == ["learned", "never", "random", "heuristic", "mine"]
     for arm in exam["arms"]:
         assert arm.keys() >= {"name", "iqm", "mean", "j", "params", "flops", "vs"}
         assert (arm["vs"] is None) == (arm["name"] == "learned")
     assert exam["arms"][1]["vs"].keys() == {"mean", "low", "high"}
-    main(["exam", str(run), "--hosts", "3"])
+    main(["exam", str(run), str(run), "--hosts", "3", "--quick"])
     said = capsys.readouterr().out
     assert "3 fresh hosts" in said
     assert "heuristic" in said
+    assert len((run / "exams.jsonl").read_text().splitlines()) == 3, "every exam that was held"
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '[{"op": "WAIT"}]', '[{"decision": "x", "op": "WAIT"}]'])
+def test_a_plan_that_is_none_is_named(content, run, tmp_path, capsys):
+    plan = tmp_path / "mine.json"
+    plan.write_text(content)
+    with pytest.raises(SystemExit):
+        main(["exam", str(run), "--quick", "--plan", str(plan)])
+    assert "mine.json is no list of lines" in capsys.readouterr().err
 
 
 def test_watch_shows_a_run_and_ends_with_it(run, capsys):
@@ -146,6 +159,7 @@ def test_resuming_what_is_done_changes_nothing(run, capsys):
         (["report", "nowhere"], "nowhere holds no run"),
         (["exam", "nowhere"], "nowhere holds no run"),
         (["exam", "nowhere", "--hosts", "1"], "hosts must be at least 2"),
+        (["exam"], "RUN"),
     ],
 )
 def test_bad_runs_are_one_sentence_and_nothing_begins(arguments, message, tmp_path, monkeypatch, capsys):

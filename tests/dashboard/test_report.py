@@ -65,7 +65,15 @@ def test_the_page_is_whole_and_needs_nothing_else(folder):
 def test_every_picture_is_a_file_too(folder):
     write_report(folder)
     pictures = sorted((folder.path / "pictures").iterdir())
-    assert {p.name for p in pictures} >= {"learning.png", "heads.png", "exam-0.png", "actions-0.png", "life-0-0.png"}
+    assert {p.name for p in pictures} >= {
+        "learning.png",
+        "heads.png",
+        "exam-0.png",
+        "frontier-0.png",
+        "profiles-0.png",
+        "actions-0.png",
+        "life-0-0.png",
+    }
     assert all(p.read_bytes().startswith(PNG) for p in pictures)
 
 
@@ -84,7 +92,8 @@ def test_anomalies_are_told():
 
 
 def arm(name: str, *vs: float) -> ArmReport:
-    return ArmReport(name, 0.5, 0.5, 0.5, 100, 1.0, 1e9, 0.0, Interval(*vs) if vs else None, 0.5 if vs else None)
+    known = (Interval(*vs), 0.5, 0.01) if vs else (None, None, None)
+    return ArmReport(name, 0.5, 0.5, 0.5, 100, 1.0, 1e9, 0.0, 0.01, 12, *known)
 
 
 def test_the_verdict_says_wins_losses_and_neither():
@@ -94,7 +103,7 @@ def test_the_verdict_says_wins_losses_and_neither():
         arm("random", 0.01, -0.1, 0.2),
         arm("best", -0.2, -0.3, -0.1),
     )
-    exam = ExamReport("digits", "cnn2d 8-8", "accuracy", 30, 12, 0.02, "learned", arms)
+    exam = ExamReport("digits", "cnn2d 8-8", "accuracy", 30, 1, 12, 0.02, "learned", arms)
     said = verdict(exam)
     assert "beats never (+0.100)" in said
     assert "is level with random (+0.010)" in said

@@ -10,7 +10,9 @@ from esper.leyline.files import read, write
 from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule
 from esper.simic.checkpoint import RUN_FORMAT, load_training_run, save_training_run
 from esper.simic.train import Training
+from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, TrainConfig
 from small_fleets import controller_for, make_env
+from toys import SPECS, toy_task
 
 CONFIG = LearnConfig(
     updates=4,
@@ -110,3 +112,29 @@ def test_a_file_that_lacks_something_is_refused(name, tmp_path):
     write(tmp_path / "run", RUN_FORMAT, tensors, description)
     with pytest.raises(FileError, match="run"):
         load_training_run(tmp_path / "run", begin())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_a_stop_changes_no_more_than_the_order_of_sums(tmp_path):
+    """Sums have no fixed order there, so two runs differ, too: the next update's numbers agree to 2 %."""
+
+    def begun() -> Training:
+        engine = Engine(device="cuda")
+        fleet = Fleet(SPECS["cnn1d"], toy_task("cnn1d", 64, 32), range(6), TrainConfig(batch_size=32), engine=engine)
+        env = FleetEnv(fleet, EnvConfig(episode=5, group=2, staggered=True))
+        return Training([env], controller_for().to("cuda"), CONFIG)
+
+    first = begun()
+    for _ in range(2):
+        first.step()
+    save_training_run(tmp_path / "run", first)
+    second = begun()
+    load_training_run(tmp_path / "run", second)
+    for a, b in zip(first.controller.parameters(), second.controller.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(first.fleets.envs[0].fleet.trunk.flat, second.fleets.envs[0].fleet.trunk.flat)
+    ours, theirs = first.step(), second.step()
+    assert ours.ops == theirs.ops
+    assert theirs.objective == pytest.approx(ours.objective, rel=0.02)
+    assert theirs.policy_loss == pytest.approx(ours.policy_loss, rel=0.02, abs=1e-3)

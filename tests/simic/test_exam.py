@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from esper.leyline.errors import EsperError
-from esper.leyline.state import Split
-from esper.simic.exam import examine
+from esper.leyline.reports import ExamReport
+from esper.leyline.state import NO_BLUEPRINT, Split
+from esper.simic.exam import Arm, Replay, examine, verdicts
 from esper.simic.play import on_test, play
-from esper.tamiyo.policies import FixedPlan, Heuristic, Never, Planned, RandomLegal
+from esper.tamiyo.policies import FixedPlan, Heuristic, Never, Planned, Policy, RandomLegal
 from esper.tolaria import EnvConfig, Fleet, FleetEnv, TrainConfig
+from esper.tolaria.grown import Grown
 from toys import SPECS, toy_task
 
 PLAN = FixedPlan([Planned(1, {"op": "GERMINATE", "slot": "s0", "blueprint": "mlp", "tempo": 3})])
@@ -21,21 +23,29 @@ def exam_env(num_hosts: int, group: int, test: Split | None = None, episode: int
     return FleetEnv(fleet, EnvConfig(episode=episode, group=group), test)
 
 
+def examined(env: FleetEnv, policies: list[Policy]) -> ExamReport:
+    sitting = examine(env, policies, rent=0.02)
+    arms = [Arm(p.name, [o], 8, 0.01) for p, o in zip(policies, sitting.outcomes, strict=True)]
+    return verdicts(env.fleet, 0.02, arms[0], arms[1:])
+
+
 def test_arms_that_do_the_same_fare_the_same_and_the_difference_is_nothing():
-    report, _ = examine(exam_env(12, 3), [PLAN, Never(), FixedPlan(PLAN.plan, name="again")], rent=0.02)
+    report = examined(exam_env(12, 3), [PLAN, Never(), FixedPlan(PLAN.plan, name="again")])
     own, never, again = report.arms
     assert (again.mean, again.j, again.params) == (own.mean, own.j, own.params)
     assert again.vs is not None
     assert (again.vs.mean, again.vs.low, again.vs.high) == (0, 0, 0)
     assert never.vs is not None
     assert never.vs.mean == pytest.approx(own.j - never.j)
-    assert own.vs is None
+    assert (own.vs, own.chance) == (None, None)
+    assert again.chance == 1.0
+    assert len(own.scores) == 4
     assert (report.hosts, report.policy, report.task) == (4, "plan", "toy mlp")
 
 
 def test_an_arm_is_what_its_hosts_are():
     env = exam_env(8, 2)
-    report, _ = examine(env, [PLAN, Never()], rent=0.02)
+    report = examined(env, [PLAN, Never()])
     alone = play(exam_env(8, 2), Never(), 0.02)
     assert report.arms[1].mean == pytest.approx(alone.metric[1::2].mean().item())
     assert report.arms[1].params == env.setting.parameters
@@ -49,11 +59,12 @@ def test_nothing_but_the_score_depends_on_test_data():
     right = Split(task.train.x[:20], task.train.y[:20])
     wrong = Split(right.x * -3 + 1, (right.y + 1) % 3)
     policies = [Heuristic(), RandomLegal()]
-    one, lives = examine(exam_env(8, 2, right), policies, 0.02, told=4)
-    other, others = examine(exam_env(8, 2, wrong), policies, 0.02, told=4)
-    assert lives == others
-    assert one.arms[0].mean != other.arms[0].mean
-    assert one.arms[0].params == other.arms[0].params
+    one = examine(exam_env(8, 2, right), policies, 0.02, told=4)
+    other = examine(exam_env(8, 2, wrong), policies, 0.02, told=4)
+    assert one.lives == other.lives
+    assert all(torch.equal(a, b) for a, b in zip(one.diary.actions, other.diary.actions, strict=True))
+    assert not torch.equal(one.outcomes[0].score, other.outcomes[0].score)
+    assert torch.equal(one.outcomes[0].growth, other.outcomes[0].growth)
 
 
 def test_the_score_is_that_of_the_grown_host_on_test_data():
@@ -94,7 +105,8 @@ def test_a_sick_host_is_no_better_than_chance():
 
 
 def test_lives_are_told_as_they_were():
-    report, lives = examine(exam_env(6, 2), [PLAN, Never()], rent=0.02, told=2)
+    sitting = examine(exam_env(6, 2), [PLAN, Never()], rent=0.02, told=2)
+    lives = sitting.lives
     assert [(life.arm, life.host) for life in lives] == [("plan", 0), ("never", 0), ("plan", 1), ("never", 1)]
     grown, never = lives[0].epochs, lives[1].epochs
     assert [epoch.epoch for epoch in grown] == list(range(8))
@@ -104,10 +116,47 @@ def test_lives_are_told_as_they_were():
     assert grown[1].parameters > never[1].parameters == grown[0].parameters
     assert {epoch.slots[0].stage for epoch in never} == {"DORMANT"}
     assert all(epoch.slots[0].contribution is None for epoch in never)
-    assert report.arms[1].growth == 0
+    assert not sitting.outcomes[1].growth.any()
 
 
 def test_an_exam_needs_test_data():
     env = FleetEnv(exam_env(4, 2).fleet, EnvConfig(group=2))
     with pytest.raises(EsperError, match="env must hold test data"):
         examine(env, [PLAN, Never()], rent=0.02)
+
+
+def test_several_trainings_are_averaged_and_resampled():
+    env = exam_env(12, 3)
+    one, two, never = examine(env, [PLAN, RandomLegal(), Never()], rent=0.02).outcomes
+    report = verdicts(env.fleet, 0.02, Arm("ours", [one, two], 8, 0.01), [Arm("never", [never], 8, 0.01)])
+    assert report.trainings == 2
+    both = (one.objective.mean() + two.objective.mean()).item() / 2
+    assert report.arms[0].j == pytest.approx(both, abs=1e-6)
+    difference = report.arms[1].vs
+    assert difference is not None
+    assert difference.mean == pytest.approx(both - never.objective.mean().item(), abs=1e-6)
+    assert difference.low <= difference.mean <= difference.high
+
+
+def test_what_was_done_can_be_done_again():
+    env = exam_env(8, 2)
+    sitting = examine(env, [RandomLegal(), Never()], rent=0.02)
+    again = play(exam_env(4, 1), Replay(sitting.actions(0)), 0.02)
+    assert torch.equal(again.objective, sitting.outcomes[0].objective), "hosts do not depend on their fleet"
+
+
+def test_a_grown_host_can_be_trained_from_scratch():
+    sitting = examine(exam_env(8, 2), [PLAN, Never()], rent=0.02)
+    topology = sitting.topology(0)
+    assert (topology.blueprint[:, 0] != NO_BLUEPRINT).all()
+    env = exam_env(4, 1)
+    static = Grown(env.fleet, topology, env.config, env.test)
+    signals = static.reset()
+    assert (signals.growth > 0).all()
+    assert torch.equal(signals.slots.blueprint, topology.blueprint)
+    assert torch.equal(signals.slots.alpha, topology.alpha)
+    outcome = play(static, Never(), 0.02)
+    assert torch.equal(outcome.growth, sitting.outcomes[0].growth)
+    assert (outcome.flops > sitting.outcomes[1].flops).all()
+    bare = play(Grown(exam_env(4, 1).fleet, sitting.topology(1), env.config, env.test), Never(), 0.02)
+    assert torch.equal(bare.score, sitting.outcomes[1].score), "without seeds it is the bare host, to the bit"

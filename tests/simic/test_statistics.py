@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import trim_mean
 
-from esper.simic.statistics import improvement, iqm, paired
+from esper.simic.statistics import holm, improvement, iqm, paired, sign_flips
 
 SOME = np.array([0.1, 0.9, 0.4, 0.35, 0.6, 0.2, 0.8, 0.5])
 
@@ -49,3 +49,25 @@ def test_the_same_seed_gives_the_same_interval():
     values, zeros = np.random.default_rng(0).normal(size=30), np.zeros(30)
     assert paired(values, zeros, rng_seed=3) == paired(values, zeros, rng_seed=3)
     assert paired(values, zeros, rng_seed=3) != paired(values, zeros, rng_seed=4)
+
+
+def test_trainings_that_differ_widen_the_interval():
+    hosts = np.random.default_rng(0).normal(size=30) * 0.01
+    alike, apart = np.stack([hosts, hosts, hosts]), np.stack([hosts - 1, hosts, hosts + 1])
+    narrow, wide = paired(alike, np.zeros(30)), paired(apart, np.zeros(30))
+    assert narrow.mean == pytest.approx(wide.mean)
+    assert wide.high - wide.low > 20 * (narrow.high - narrow.low)
+
+
+def test_sign_flips_find_what_chance_does_not_make():
+    """Of n equal differences, chance makes one mean as large in 2 of 2^n."""
+    assert sign_flips(np.ones(5), np.zeros(5)) == pytest.approx(2 / 2**5, abs=0.01)
+    assert sign_flips(np.ones(30), np.zeros(30)) == pytest.approx(1 / 10_001)
+    assert sign_flips(np.ones(4), np.ones(4)) == 1.0
+
+
+def test_holm_corrects_as_published():
+    """The example of Holm's step-down: sorted, times what is left, never falling."""
+    found = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005})
+    assert found == pytest.approx({"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06})
+    assert holm({"a": 0.9, "b": 0.8}) == {"b": 1.0, "a": 1.0}

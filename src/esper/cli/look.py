@@ -2,7 +2,8 @@
 
 import json as json_module
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -13,13 +14,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from tyro.conf import OmitArgPrefixes
 
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.plain import finite
 from esper.leyline.reports import ExamReport
 from esper.recipes import Recipe
-from esper.recipes.exam import hold_exam
+from esper.recipes.exam import QUICK, ExamConfig, hold_exam
 from esper.tamiyo.files import load_controller
+from esper.tamiyo.policies import FixedPlan, Learned, Planned
 from esper.telemetry import Board, RunFolder
 
 RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -27,30 +30,60 @@ RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 
 @dataclass(frozen=True, kw_only=True)
 class Exam:
-    """Put a run's controller against simple policies on fresh hosts, scored on test data."""
+    """Put a run's controller against every simple alternative on fresh hosts, scored on test data.
 
-    run_dir: RunDir
-    """The run's folder."""
-    hosts: int | None = None
-    """Fresh hosts for every policy; as many as the run's recipe says if not given."""
+    Several runs are several trainings of one policy: the first run's recipe says what is examined and gets the report.
+    """
+
+    run_dirs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
+    """Folders of runs that are done."""
+    exam: OmitArgPrefixes[ExamConfig] = ExamConfig()
+    plan: tuple[Path, ...] = ()
+    """Plans that take part: files with a JSON list of lines like {"decision": 0, "op": "GERMINATE", "slot": "s0"}."""
+    quick: bool = False
+    """Only never, random and the heuristic, at the recipe's learning rate."""
     json: bool = False
-    """Print one JSON object."""
+    """Print one JSON object for every task."""
 
     def run(self) -> None:
-        if self.hosts is not None and self.hosts < 2:
-            raise EsperError(f"hosts must be at least 2, not {self.hosts}")
-        folder = RunFolder.open(self.run_dir)
-        if not folder.done:
-            raise FileError(f"{folder.path} is not done: resume it first")
-        asked = Recipe.revived(folder.config())
-        controller = load_controller(folder.controller_path).to(asked.engine.device)
-        exams, lives = hold_exam(asked, controller, self.hosts or asked.exam)
-        folder.write_exam(exams, lives)
-        if self.json:
-            print(json_module.dumps(finite({"exams": [asdict(exam) for exam in exams]})))
-            return
+        if not self.run_dirs:
+            raise EsperError("an exam needs at least one RUN")
+        folders = [RunFolder.open(path) for path in self.run_dirs]
+        for folder in folders:
+            if not folder.done:
+                raise FileError(f"{folder.path} is not done: resume it first")
+        asked = Recipe.revived(folders[0].config())
+        controllers = [load_controller(folder.controller_path).to(asked.engine.device) for folder in folders]
+        config = replace(QUICK, hosts=self.exam.hosts) if self.quick else self.exam
+        plans = [read_plan(path) for path in self.plan]
+        exams, lives = hold_exam(asked, [Learned(controller) for controller in controllers], config, plans)
+        exams = [with_cost(exam, folders) for exam in exams]
+        folders[0].write_exam(exams, lives)
         for exam in exams:
-            Console().print(exam_table(exam))
+            if self.json:
+                print(json_module.dumps(finite(asdict(exam))))
+            else:
+                Console().print(exam_table(exam))
+
+
+def with_cost(exam: ExamReport, folders: Sequence[RunFolder]) -> ExamReport:
+    """With what the trainings took, which no other arm had."""
+    reports = [report for folder in folders for report in folder.reports()]
+    seconds = sum(sum(report.seconds.values()) for report in reports)
+    return replace(exam, decisions=sum(report.decisions for report in reports), seconds=seconds)
+
+
+def read_plan(path: Path) -> FixedPlan:
+    """A plan that someone has written."""
+    try:
+        lines = json_module.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(lines, list):
+            raise TypeError(lines)
+        return FixedPlan([Planned(int(line.pop("decision")), line) for line in lines], name=path.stem)
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise FileError(f"{path} is no list of lines with a decision and an op: {error!r}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +152,7 @@ def write_report(folder: RunFolder) -> Path | None:
 
 def exam_table(exam: ExamReport) -> Table:
     title = f"{exam.task}, {exam.host}: {exam.hosts} fresh hosts, scored on test data"
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1))
     for name in ("policy", exam.metric, "IQM", "growth", "J", f"{exam.policy} is better by"):
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
     for arm in exam.arms:

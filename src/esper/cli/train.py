@@ -19,16 +19,17 @@ from rich.live import Live
 from rich.table import Table
 from tyro.conf import OmitArgPrefixes
 
-from esper.cli.look import exam_table, write_report
+from esper.cli.look import exam_table, with_cost, write_report
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.plain import finite
 from esper.leyline.reports import UpdateReport
 from esper.recipes import RECIPES, Recipe, recipe
-from esper.recipes.exam import hold_exam
+from esper.recipes.exam import QUICK, hold_exam
 from esper.recipes.start import begin
 from esper.simic.checkpoint import load_training_run, save_training_run
 from esper.simic.train import Training
 from esper.tamiyo.files import save_controller
+from esper.tamiyo.policies import Learned
 from esper.telemetry import SINKS, Board, RunFolder, Sink, SinkName
 from esper.telemetry.board import line
 from esper.telemetry.folder import LOGS, environment
@@ -164,7 +165,8 @@ def go_on(folder: RunFolder, asked: Recipe, training: Training, listening: Liste
 def finish(folder: RunFolder, asked: Recipe, training: Training, console: Console) -> None:
     """Hold the exam, keep the controller, write the report."""
     with stopping(), console.status("the controller sits its exam"):
-        exams, lives = hold_exam(asked, training.controller, asked.exam)
+        exams, lives = hold_exam(asked, [Learned(training.controller)], replace(QUICK, hosts=asked.exam))
+        exams = [with_cost(exam, [folder]) for exam in exams]
         folder.write_exam(exams, lives)
         save_controller(folder.controller_path, training.controller)
         path = write_report(folder)

@@ -11,6 +11,7 @@ from esper.leyline.reports import ExamReport, Life, UpdateReport
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+PROFILE_COLORS = ("#8a949c", "#2166ac", "#b35806", "#762a83", "#01665e", "#c51b7d", "#8c510a", "#4d4d4d")
 CURVES = {
     "J of lives that ended": ("objective", GREEN),
     "score": ("score", INK),
@@ -64,6 +65,41 @@ def draw_exam(exam: ExamReport, path: Path) -> None:
         ax.set_ylim(len(others) - 0.5, -0.7)
         ax.set_xlabel(f"J of {exam.policy} minus J of the other, host by host: mean and 95 % interval")
         quieten(ax, grid=False)
+
+
+def draw_frontier(exam: ExamReport, path: Path) -> None:
+    """Who is better at which size, and at which cost."""
+    with drawing(path, 9, 3.4) as figure:
+        axes = figure.subplots(1, 2, sharey=True)
+        for ax, (field, name) in zip(axes, {"params": "parameters", "flops": "FLOPs of a life"}.items(), strict=True):
+            for arm in exam.arms:
+                own = arm.name == exam.policy
+                x, y = getattr(arm, field), sum(arm.scores) / len(arm.scores)
+                ax.plot(x, y, "o", color=GREEN if own else QUIET, ms=9 if own else 6, zorder=3 if own else 2)
+                ax.annotate(
+                    arm.name, (x, y), xytext=(5, 3), textcoords="offset points", fontsize=7, color=INK if own else QUIET
+                )
+            ax.set_xscale("log")
+            ax.set_xlabel(name)
+            ax.margins(x=0.2, y=0.12)
+            quieten(ax)
+        axes[0].set_ylabel("test score, mean")
+
+
+def draw_profiles(exam: ExamReport, path: Path) -> None:
+    """The share of hosts that score above each threshold."""
+    thresholds = sorted({score for arm in exam.arms for score in arm.scores})
+    with drawing(path, 8, 3.2) as figure:
+        ax = figure.subplots()
+        for i, arm in enumerate(exam.arms):
+            own = arm.name == exam.policy
+            shares = [sum(score > t for score in arm.scores) / len(arm.scores) for t in thresholds]
+            color = GREEN if own else PROFILE_COLORS[i % len(PROFILE_COLORS)]
+            ax.plot(thresholds, shares, color=color, lw=2.6 if own else 1.2, label=arm.name, zorder=3 if own else 2)
+        ax.set_xlabel("threshold of the test score")
+        ax.set_ylabel("share of hosts above it")
+        ax.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        quieten(ax)
 
 
 def draw_actions(reports: Sequence[UpdateReport], lives: Sequence[Life], path: Path) -> None:

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from esper.dashboard.life import draw_life
-from esper.dashboard.pictures import draw_actions, draw_contributions, draw_exam, draw_heads, draw_learning
+from esper.dashboard.pictures import (
+    draw_actions,
+    draw_contributions,
+    draw_exam,
+    draw_frontier,
+    draw_heads,
+    draw_learning,
+    draw_profiles,
+)
 from esper.dashboard.style import spoken
 from esper.leyline.reports import Anomaly, ArmReport, ExamReport, Life, UpdateReport
 
@@ -68,6 +76,9 @@ def draw(story: Story, folder: Path) -> list[Picture]:
     for number, exam in enumerate(story.exams):
         own = story.lives_of(exam, exam.policy)
         draw_exam(exam, add(f"exam {number}", f"exam-{number}", ""))
+        draw_frontier(exam, add(f"exam {number}", f"frontier-{number}", "Who is better at which size, at which cost."))
+        caption = "Performance profiles: the further to the right, the better."
+        draw_profiles(exam, add(f"exam {number}", f"profiles-{number}", caption))
         draw_contributions(
             own, add("seeds", f"seeds-{number}", f"Seeds at the end of {len(own)} lives on {exam.task}.")
         )
@@ -143,19 +154,23 @@ def _exam(exam: ExamReport) -> str:
         f"{exam.task}, {exam.host}: {exam.hosts} fresh hosts for every policy, paired; lives of {exam.episode} epochs;"
         f" test data; J = score − {exam.rent:g} ln(1 + growth)."
     )
-    names = ("policy", exam.metric, "IQM", "growth", "parameters", "FLOPs", "sick", "J", "difference in J", "better")
+    if exam.trainings > 1:
+        about += f" {exam.trainings} trainings of {exam.policy}."
+    if exam.decisions:
+        about += f" Its training took {exam.decisions:,} decisions and {exam.seconds / 60:.1f} minutes."
+    names = ("policy", exam.metric, "IQM", "growth", "parameters", "FLOPs", "epochs", "lr", "J", "difference in J", "p")
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     return f'<p class="quiet">{escape(about)}</p><table><tr>{head}</tr>{"".join(map(_row, exam.arms))}</table>'
 
 
 def _row(arm: ArmReport) -> str:
     numbers = (f"{arm.mean:.4f}", f"{arm.iqm:.4f}", f"{arm.growth:.2f}", f"{arm.params:,.0f}", f"{arm.flops:.1e}")
-    cells = "".join(f"<td>{x}</td>" for x in (*numbers, f"{arm.sick:.0%}", f"{arm.j:.4f}"))
+    cells = "".join(f"<td>{x}</td>" for x in (*numbers, str(arm.episode), f"{arm.lr:g}", f"{arm.j:.4f}"))
     if arm.vs is None:
         return f'<tr class="own"><td>{escape(arm.name)}</td>{cells}<td></td><td></td></tr>'
     color = "win" if arm.vs.low > 0 else "loss" if arm.vs.high < 0 else ""
     vs = f"{arm.vs.mean:+.4f} ({arm.vs.low:+.4f} to {arm.vs.high:+.4f})"
-    return f'<tr><td>{escape(arm.name)}</td>{cells}<td class="{color}">{vs}</td><td>{arm.improvement:.0%}</td></tr>'
+    return f'<tr><td>{escape(arm.name)}</td>{cells}<td class="{color}">{vs}</td><td>{arm.chance:.3f}</td></tr>'
 
 
 def _anomalies(reports: Sequence[UpdateReport]) -> str:

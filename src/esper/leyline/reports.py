@@ -169,10 +169,17 @@ class ArmReport:
     """Of a whole life, lessons in silence and counterfactuals included."""
     sick: float
     """The share that fell sick."""
+    lr: float
+    episode: int
+    """Epochs of a life."""
     vs: Interval | None
     """J of the policy under test minus J of this one, host by host; None for itself."""
     improvement: float | None
     """How likely the policy under test does better on a host than this one on any, by J."""
+    chance: float | None
+    """How likely chance alone makes as large a difference in J, corrected for the number of arms (Holm)."""
+    scores: tuple[float, ...] = ()
+    """On test data, of every host in every training."""
 
 
 @dataclass(frozen=True)
@@ -183,11 +190,17 @@ class ExamReport:
     host: str
     metric: str
     hosts: int
+    trainings: int
+    """Of the policy under test."""
     episode: int
     rent: float
     policy: str
     """The one under test."""
     arms: tuple[ArmReport, ...]
+    decisions: int = 0
+    """What its trainings took, all together: decisions of hosts..."""
+    seconds: float = 0.0
+    """...and time."""
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,168 @@
-"""A recipe's exam: its controller against simple policies on fresh hosts."""
+"""A recipe's exam: its controllers against everything simple, each at its best learning rate, on fresh hosts."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+import torch
+
+from esper.leyline.errors import EsperError
 from esper.leyline.reports import ExamReport, Life
-from esper.recipes.config import Recipe
-from esper.simic.exam import examine
-from esper.tamiyo import Controller
-from esper.tamiyo.policies import Heuristic, Learned, Never, Policy, RandomLegal
+from esper.recipes.config import FleetConfig, Recipe
+from esper.simic.exam import Arm, Replay, Sitting, examine, verdicts
+from esper.simic.play import Outcome, play
+from esper.simic.search import best_plan, compare, random_plans, single_plans
+from esper.tamiyo.policies import (
+    FixedPlan,
+    GapTrigger,
+    GreedyGradient,
+    Heuristic,
+    Never,
+    Oversized,
+    Plateau,
+    Policy,
+    RandomLegal,
+    Schedule,
+)
+from esper.tolaria import FleetEnv
+from esper.tolaria.grown import Grown
 
-EXAM = 1_000_000
-"""Between the rng_seeds of hosts to learn from and those of hosts in exams."""
-TOLD = 12
-"""Hosts whose lives are told in full."""
+FINAL, TUNE, PLANS, OTHERS = 1_000_000, 4_000_000, 5_000_000, 6_000_000
+"""Bands of rng_seeds, counted from that of the hosts to learn from: final scores, learning rates, plans, and hosts
+with other weights. No host is in two of them."""
+SIMPLE: tuple[type[Policy], ...] = (Never, RandomLegal, Heuristic)
 
 
-def hold_exam(recipe: Recipe, controller: Controller, hosts: int) -> tuple[list[ExamReport], list[Life]]:
-    """Of every fleet of the recipe, under its final rent."""
-    rent = recipe.learn.rent.end
-    exams, lives = [], []
-    for fleet in recipe.fleets:
-        arms: Sequence[Policy] = [Learned(controller), Never(), RandomLegal(), Heuristic()]
-        env = fleet.build_group(recipe.engine, hosts, len(arms), EXAM, test=True)
-        report, told = examine(env, arms, rent, recipe.learn.rng_seed, min(TOLD, hosts))
-        exams.append(report)
-        lives += told
-    return exams, lives
+@dataclass(frozen=True, kw_only=True)
+class ExamConfig:
+    """How much an exam asks."""
+
+    hosts: int = 30
+    """Fresh hosts for every policy."""
+    rates: tuple[float, ...] = (0.5, 1.0, 2.0)
+    """Learning rates that every policy may choose from, as multiples of the recipe's."""
+    tuned_on: int = 6
+    """Hosts that learning rates are chosen on."""
+    plans: int = 50
+    """Plans written by chance, of which the best is chosen on other hosts; 0 for none."""
+    tried_on: int = 6
+    """Hosts that plans are chosen on."""
+    thorough: bool = True
+    """All rules, and what needs the grown hosts: their topologies from scratch, replays, longer training."""
+    told: int = 12
+    """Hosts whose lives are told in full."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("hosts", 2), ("tuned_on", 1), ("plans", 0), ("tried_on", 1), ("told", 0)):
+            if getattr(self, name) < least:
+                raise EsperError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if not self.rates or not all(rate > 0 for rate in self.rates):
+            raise EsperError(f"rates must be positive, and at least one, not {self.rates}")
+
+
+QUICK = ExamConfig(hosts=16, rates=(1.0,), plans=0, thorough=False)
+"""Never, random and the heuristic at the recipe's own learning rate."""
+
+
+def hold_exam(
+    recipe: Recipe, policies: Sequence[Policy], config: ExamConfig = QUICK, guests: Sequence[Policy] = ()
+) -> tuple[list[ExamReport], list[Life]]:
+    """All trainings of one policy against its rivals and guests, on every fleet, under the recipe's final rent."""
+    held = [Room(recipe, fleet, config).hold(policies, guests) for fleet in recipe.fleets]
+    return [report for report, _ in held], [life for _, lives in held for life in lives]
+
+
+class Room:
+    """One fleet's exam."""
+
+    def __init__(self, recipe: Recipe, fleet: FleetConfig, config: ExamConfig) -> None:
+        self.fleet, self.config, self.engine = fleet, config, recipe.engine
+        self.rent, self.rng_seed = recipe.learn.rent.end, recipe.learn.rng_seed
+
+    def hold(self, policies: Sequence[Policy], guests: Sequence[Policy]) -> tuple[ExamReport, list[Life]]:
+        rivals = [*self.rivals(), *guests]
+        everyone = [*policies, *rivals]
+        rates = self.tuned([policies[0], *rivals])
+        lr = [rates[0]] * len(policies) + rates[1:]
+        env = self.env(self.config.hosts, len(everyone), FINAL, lr, test=True)
+        sitting = examine(env, everyone, self.rent, self.rng_seed, min(self.config.told, self.config.hosts))
+        count, episode = len(policies), self.fleet.env.episode
+        ours = Arm(policies[0].name, sitting.outcomes[:count], episode, lr[0])
+        others = [
+            Arm(policy.name, [outcome], episode, rate)
+            for policy, outcome, rate in zip(rivals, sitting.outcomes[count:], lr[count:], strict=True)
+        ]
+        if self.config.thorough:
+            others += self.derived(sitting, ours, others[0])
+        return verdicts(env.fleet, self.rent, ours, others, self.rng_seed), sitting.lives
+
+    def env(
+        self, hosts: int, group: int, band: int, lr: Sequence[float], test: bool = False, episode: int | None = None
+    ) -> FleetEnv:
+        """Hosts of a band, where the n-th of each group has the n-th learning rate."""
+        config = self.fleet if episode is None else replace(self.fleet, env=replace(self.fleet.env, episode=episode))
+        env = config.build_group(self.engine, hosts, group, band, test)
+        rates = torch.tensor(list(lr), dtype=torch.float64, device=env.fleet.device).repeat(hosts)
+        env.fleet.lr.copy_(rates)
+        env.fleet.seed_lr.copy_(rates[:, None])
+        return env
+
+    def tuned(self, policies: Sequence[Policy]) -> list[float]:
+        """The learning rate of each policy, chosen on hosts of its own by validation J."""
+        grid = [rate * self.fleet.train.lr for rate in self.config.rates]
+        if len(grid) == 1:
+            return grid * len(policies)
+        each = [policy for policy in policies for _ in grid]
+        env = self.env(self.config.tuned_on, len(each), TUNE, grid * len(policies))
+        found = [outcome.objective.mean().item() for outcome in compare(env, each, self.rent, self.rng_seed)]
+        rows = [found[i : i + len(grid)] for i in range(0, len(found), len(grid))]
+        return [grid[row.index(max(row))] for row in rows]
+
+    def rivals(self) -> list[Policy]:
+        found: list[Policy] = [policy() for policy in SIMPLE]
+        if self.config.thorough:
+            found += [Schedule(), Plateau(), GapTrigger(), GreedyGradient(), GreedyGradient(against=True), Oversized()]
+        if self.config.plans:
+            setting = self.env(1, 1, PLANS, [self.fleet.train.lr]).setting
+            searched = random_plans(setting, self.config.plans, self.rng_seed)
+            grid = single_plans(setting, (0, self.fleet.env.episode // 4, self.fleet.env.episode // 2))
+            found += [self.best("best plan", searched), self.best("best single", grid)]
+        return found
+
+    def best(self, name: str, plans: Sequence[FixedPlan]) -> Policy:
+        env = self.env(self.config.tried_on, len(plans), PLANS, [self.fleet.train.lr] * len(plans))
+        return FixedPlan(best_plan(env, plans, self.rent)[0].plan, name=name)
+
+    def derived(self, sitting: Sitting, ours: Arm, never: Arm) -> list[Arm]:
+        """What is made of the grown hosts: their topologies from scratch, their growth on other hosts, and bare hosts
+        that train for as many operations."""
+        cost = float(ours.values("flops").mean())
+        longer = self.spent("longer", never, cost)
+        static, replayed = [], []
+        for i in range(len(ours.outcomes)):
+            static.append(self.static(sitting, i, ours.lr, ours.episode))
+            env = self.env(self.config.hosts, 1, OTHERS + i, [ours.lr], test=True)
+            replayed.append(play(env, Replay(sitting.actions(i)), self.rent, self.rng_seed))
+        scratch = Arm("static", static, ours.episode, ours.lr)
+        episode = _as_long(scratch, cost)
+        again = [self.static(sitting, i, ours.lr, episode) for i in range(len(ours.outcomes))]
+        return [
+            longer,
+            scratch,
+            Arm("static, longer", again, episode, ours.lr),
+            Arm("replay", replayed, ours.episode, ours.lr),
+        ]
+
+    def spent(self, name: str, never: Arm, cost: float) -> Arm:
+        episode = _as_long(never, cost)
+        env = self.env(self.config.hosts, 1, FINAL, [never.lr], test=True, episode=episode)
+        return Arm(name, [play(env, Never(), self.rent, self.rng_seed)], episode, never.lr)
+
+    def static(self, sitting: Sitting, policy: int, lr: float, episode: int) -> Outcome:
+        env = self.env(self.config.hosts, 1, FINAL, [lr], test=True, episode=episode)
+        grown = Grown(env.fleet, sitting.topology(policy), env.config, env.test)
+        return play(grown, Never(), self.rent, self.rng_seed)
+
+
+def _as_long(arm: Arm, cost: float) -> int:
+    """How many epochs an arm's hosts can be trained for so many operations."""
+    return max(1, round(arm.episode * cost / float(arm.values("flops").mean())))

@@ -1,75 +1,124 @@
 """The exam: policies side by side on hosts that nobody has seen, scored on data that nothing was chosen by."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage
 from esper.leyline.reports import ArmReport, EpochReport, ExamReport, Life, SlotReport
-from esper.leyline.state import NO_BLUEPRINT, Setting
+from esper.leyline.state import NO_BLUEPRINT, Setting, SlotState
 from esper.simic.play import Outcome
 from esper.simic.search import compare
-from esper.simic.statistics import Values, improvement, iqm, paired
+from esper.simic.statistics import Values, holm, improvement, iqm, paired, sign_flips
+from esper.tamiyo.features import View
 from esper.tamiyo.policies import Policy
-from esper.tolaria import FleetEnv
+from esper.tolaria import Fleet, FleetEnv
 from esper.tolaria.env import Step
 
 
-def examine(
-    env: FleetEnv, policies: Sequence[Policy], rent: float, rng_seed: int = 0, told: int = 0
-) -> tuple[ExamReport, list[Life]]:
-    """The first policy against the others, on the env's hosts: groups of which each policy has one.
+class Arm(NamedTuple):
+    """How one policy did: an outcome for each of its trainings, over the same hosts."""
 
-    Also returns the lives of the first hosts, as many as are to be `told`, under every policy.
+    name: str
+    outcomes: Sequence[Outcome]
+    episode: int
+    lr: float
+
+    def values(self, field: str) -> Values:
+        """One number for each training and host."""
+        return np.stack([getattr(outcome, field).double().cpu().numpy() for outcome in self.outcomes])
+
+
+class Sitting(NamedTuple):
+    """Policies that have sat an exam together: their outcomes, some lives, and all that was done."""
+
+    outcomes: list[Outcome]
+    lives: list[Life]
+    diary: "Diary"
+
+    def topology(self, policy: int) -> SlotState:
+        """What one of the policies had grown when lives ended."""
+        return SlotState(*(x[policy :: len(self.outcomes)] for x in self.diary.final))
+
+    def actions(self, policy: int) -> list[Int[Tensor, "N H"]]:
+        """What one of them did, decision by decision."""
+        return [x[policy :: len(self.outcomes)] for x in self.diary.actions]
+
+
+def examine(env: FleetEnv, policies: Sequence[Policy], rent: float, rng_seed: int = 0, told: int = 0) -> Sitting:
+    """Policies on the env's hosts: groups of which each policy has one. Scored on the env's test data.
+
+    The lives of the first hosts are told, as many as asked for.
     """
     if env.test is None:
         raise EsperError("env must hold test data for an exam: FleetEnv(fleet, config, test=load_test(...))")
     diary = Diary(env, range(told * len(policies)))
     outcomes = compare(env, policies, rent, rng_seed, diary.note)
-    spec, objective = env.fleet.spec, env.fleet.objective
-    report = ExamReport(
-        task=env.fleet.task_name,
-        host=f"{spec.kind} {'-'.join(map(str, spec.widths))}",
-        metric=objective.metric_name,
-        hosts=len(outcomes[0].score),
-        episode=env.setting.episode,
-        rent=rent,
-        policy=policies[0].name,
-        arms=tuple(
-            _arm(policy.name, outcome, None if policy is policies[0] else outcomes[0], env.setting, rng_seed)
-            for policy, outcome in zip(policies, outcomes, strict=True)
-        ),
-    )
     lives = [
-        Life(report.task, policies[i % len(policies)].name, i // len(policies), epochs)
+        Life(env.fleet.task_name, policies[i % len(policies)].name, i // len(policies), epochs)
         for i, epochs in enumerate(diary.lives())
     ]
-    return report, lives
+    return Sitting(outcomes, lives, diary)
 
 
-def _arm(name: str, own: Outcome, tested: Outcome | None, setting: Setting, rng_seed: int) -> ArmReport:
-    metric, j = _values(own.metric), _values(own.objective)
-    ours = None if tested is None else _values(tested.objective)
-    growth = own.growth.mean().item()
-    return ArmReport(
-        name=name,
-        mean=float(metric.mean()),
-        iqm=iqm(metric),
-        j=float(j.mean()),
-        params=setting.parameters * (1 + growth),
-        growth=growth,
-        flops=own.flops.mean().item(),
-        sick=own.sick.mean().item(),
-        vs=None if ours is None else paired(ours, j, rng_seed),
-        improvement=None if ours is None else improvement(ours, j),
+def verdicts(fleet: Fleet, rent: float, ours: Arm, others: Sequence[Arm], rng_seed: int = 0) -> ExamReport:
+    """What can be said of the first arm against each of the others."""
+    j = ours.values("objective")
+    chances = holm({arm.name: sign_flips(j, arm.values("objective"), rng_seed) for arm in others})
+
+    def report(arm: Arm) -> ArmReport:
+        metric, theirs = arm.values("metric"), arm.values("objective")
+        growth, own = float(arm.values("growth").mean()), arm is ours
+        return ArmReport(
+            name=arm.name,
+            mean=float(metric.mean()),
+            iqm=iqm(metric),
+            j=float(theirs.mean()),
+            params=fleet.trunk.layout.num_parameters * (1 + growth),
+            growth=growth,
+            flops=float(arm.values("flops").mean()),
+            sick=float(arm.values("sick").mean()),
+            lr=arm.lr,
+            episode=arm.episode,
+            vs=None if own else paired(j, theirs, rng_seed),
+            improvement=None if own else improvement(j, theirs),
+            chance=None if own else chances[arm.name],
+            scores=tuple(arm.values("score").flatten().tolist()),
+        )
+
+    return ExamReport(
+        task=fleet.task_name,
+        host=f"{fleet.spec.kind} {'-'.join(map(str, fleet.spec.widths))}",
+        metric=fleet.objective.metric_name,
+        hosts=j.shape[1],
+        trainings=j.shape[0],
+        episode=ours.episode,
+        rent=rent,
+        policy=ours.name,
+        arms=tuple(report(arm) for arm in (ours, *others)),
     )
 
 
-def _values(x: Tensor) -> Values:
-    return x.double().cpu().numpy()
+class Replay:
+    """Does on every host what was done on the host of the same number, whatever that was good for there."""
+
+    name = "replay"
+
+    def __init__(self, actions: Sequence[Int[Tensor, "N H"]]) -> None:
+        self.actions = actions
+
+    def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
+        self.decision = 0
+
+    def decide(self, view: View, fresh: Bool[Tensor, " N"], uniform: Float[Tensor, "N A"]) -> Int[Tensor, "N H"]:
+        self.decision += 1
+        return self.actions[self.decision - 1]
 
 
 class Diary:
@@ -79,8 +128,17 @@ class Diary:
         self.setting = env.setting
         self.hosts = torch.tensor(list(hosts), dtype=torch.long, device=env.fleet.device)
         self.days: list[dict[str, Tensor]] = []
+        self.actions: list[Tensor] = []
+        self.final = env.fleet.state
+        """The slots of every host when its life ended."""
+        self.alive = torch.ones_like(env.fleet.everyone)
 
     def note(self, actions: Tensor, step: Step) -> None:
+        self.actions.append(actions)
+        self.final = SlotState(
+            *(torch.where(self.alive[:, None], new, old) for new, old in zip(step.final.slots, self.final, strict=True))
+        )
+        self.alive &= ~(step.terminated | step.truncated)
         if len(self.hosts):
             final, slots = step.final, step.final.slots
             kept = {

@@ -178,6 +178,15 @@ class Schedule(Gardener):
         return view.signals.age % self.every == 0
 
 
+class Oversized(Gardener):
+    """Plants in every slot at the beginning, and prunes what turns out to contribute nothing."""
+
+    name = "oversized"
+
+    def wants(self, view: View) -> Bool[Tensor, " N"]:
+        return view.signals.age < len(self.space.slots)
+
+
 class Plateau(Gardener):
     """Plants when the score has not risen for a while."""
 

@@ -7,6 +7,7 @@ episodes.jsonl         one line for every host whose life has ended
 checkpoints/           everything that the next update depends on: the newest few, and best.safetensors
 controller.safetensors the controller, once the run is done
 exam.json              how it compares with simple policies on fresh hosts
+exams.jsonl            every exam that was ever held, the last one at the end
 lives.jsonl            what it did with some of them, decision by decision
 report.html, pictures/ all of this, to look at
 """
@@ -31,6 +32,7 @@ VERSION = 1
 """Of the folder's layout; docs/files.md lists what each version changed."""
 BEST = "best.safetensors"
 REPORTS, EPISODES, EXAM, LIVES = "reports.jsonl", "episodes.jsonl", "exam.json", "lives.jsonl"
+EXAMS = "exams.jsonl"
 LOGS = (REPORTS, EPISODES)
 """What only grows; a resumed run cuts it back to where its checkpoint was written."""
 
@@ -156,6 +158,7 @@ class RunFolder:
     def write_exam(self, exams: Sequence[ExamReport], lives: Sequence[Life]) -> None:
         """How the controller does on fresh hosts. Lives first: where there is an exam, there are its lives."""
         self.write(LIVES, "".join(json.dumps(finite(asdict(life))) + "\n" for life in lives))
+        self._append(EXAMS, [asdict(exam) for exam in exams])
         self._write_json(EXAM, {"version": VERSION, "exams": [finite(asdict(exam)) for exam in exams]})
 
     def exams(self) -> list[ExamReport]:

@@ -1,0 +1,110 @@
+"""The protocol of an exam: fresh hosts for everything that is chosen, the same chances for everyone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from esper.leyline.errors import EsperError
+from esper.recipes import recipe
+from esper.recipes.exam import FINAL, OTHERS, PLANS, TUNE, ExamConfig, Room, hold_exam
+from esper.recipes.start import SEARCH, SHOW
+from esper.tamiyo import Controller
+from esper.tamiyo.policies import FixedPlan, Heuristic, Learned, Never, Planned
+
+SMALL = ExamConfig(hosts=3, rates=(0.1, 1.0), tuned_on=2, plans=3, tried_on=2, told=1)
+
+
+def smoke():
+    plain = recipe("smoke")
+    (fleet,) = plain.fleets
+    small = replace(fleet, options={"examples": 200}, env=replace(fleet.env, episode=5))
+    return replace(plain, fleets=(small,))
+
+
+@pytest.fixture(scope="module")
+def held():
+    asked = smoke()
+    trainings = [Learned(Controller(asked.controller, seed)) for seed in (1, 2)]
+    guest = FixedPlan([Planned(0, {"op": "GERMINATE", "slot": "s0"})], name="mine")
+    (report,), lives = hold_exam(asked, trainings, SMALL, [guest])
+    return report, lives
+
+
+def test_everyone_is_there(held):
+    report, lives = held
+    names = [arm.name for arm in report.arms]
+    rules = ["never", "random", "heuristic", "schedule", "plateau", "gap", "gradient", "against gradient", "oversized"]
+    assert names == [
+        "learned",
+        *rules,
+        "best plan",
+        "best single",
+        "mine",
+        "longer",
+        "static",
+        "static, longer",
+        "replay",
+    ]
+    assert report.trainings == 2
+    assert [len(arm.scores) for arm in report.arms if arm.name in ("learned", "never", "static")] == [6, 3, 6]
+    assert {life.host for life in lives} == {0}
+
+
+def test_who_trains_longer_spends_as_much_and_no_more(held):
+    report, _ = held
+    arms = {arm.name: arm for arm in report.arms}
+    ours = arms["learned"].flops
+    for name in ("longer", "static, longer"):
+        arm = arms[name]
+        assert abs(arm.flops - ours) <= arm.flops / arm.episode, "to the nearest epoch"
+    assert arms["longer"].growth == 0
+    assert arms["longer"].episode >= arms["never"].episode == 5
+
+
+def test_everyone_has_a_learning_rate_of_the_same_grid(held):
+    report, _ = held
+    grid = {rate * smoke().fleets[0].train.lr for rate in SMALL.rates}
+    assert {arm.lr for arm in report.arms} <= grid
+    arms = {arm.name: arm for arm in report.arms}
+    assert arms["static"].lr == arms["learned"].lr
+    assert arms["longer"].lr == arms["never"].lr
+
+
+def test_the_learning_rate_is_the_one_that_does_best():
+    """Of one that is right and one that moves nothing, whatever the order."""
+    for rates in ((1.0, 1e-9), (1e-9, 1.0)):
+        room = Room(smoke(), smoke().fleets[0], replace(SMALL, rates=rates, tuned_on=6))
+        assert room.tuned([Never(), Heuristic()]) == [smoke().fleets[0].train.lr] * 2
+
+
+def test_a_learning_rate_of_its_own_for_every_place():
+    room = Room(smoke(), smoke().fleets[0], SMALL)
+    env = room.env(2, 2, FINAL, [0.1, 0.2])
+    assert env.fleet.lr.tolist() == [0.1, 0.2, 0.1, 0.2]
+    assert torch.equal(env.fleet.seed_lr[:, 0], env.fleet.lr)
+
+
+def test_no_host_serves_two_purposes():
+    bands = [0, FINAL, TUNE, PLANS, OTHERS, SEARCH, SHOW]
+    assert len(set(bands)) == len(bands)
+    room, seen = Room(smoke(), smoke().fleets[0], SMALL), []
+    for band in bands:
+        env = room.env(4, 1, band, [0.1])
+        env.reset()
+        seen += env.fleet.rng_seeds.tolist()
+    assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("hosts", 1, "hosts must be at least 2"),
+        ("rates", (), "rates must be positive"),
+        ("rates", (1.0, -1.0), "rates must be positive"),
+        ("plans", -1, "plans must be at least 0"),
+    ],
+)
+def test_an_impossible_exam_is_refused(field, value, message):
+    with pytest.raises(EsperError, match=message):
+        replace(SMALL, **{field: value})
