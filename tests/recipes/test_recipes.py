@@ -7,7 +7,7 @@ import pytest
 from esper.leyline.errors import EsperError
 from esper.recipes import RECIPES, Recipe, recipe
 
-NEED_A_GPU = ("mnist1d_gpu", "cifar10")
+NEED_A_GPU = ("mnist1d_gpu", "general", "cifar10")
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in NEED_A_GPU])

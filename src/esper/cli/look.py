@@ -19,51 +19,72 @@ from tyro.conf import OmitArgPrefixes
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.plain import finite
 from esper.leyline.reports import ExamReport
-from esper.recipes import Recipe
+from esper.recipes import FleetConfig, Recipe
 from esper.recipes.exam import QUICK, ExamConfig, hold_exam
+from esper.recipes.suite import SUITE, setting
 from esper.tamiyo.files import load_controller
 from esper.tamiyo.policies import FixedPlan, Learned, Planned
 from esper.telemetry import Board, RunFolder
+from esper.telemetry.folder import CONTROLLER
+from esper.tolaria import Engine
 
 RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exam:
-    """Put a run's controller against every simple alternative on fresh hosts, scored on test data.
+    """Put a controller against every simple alternative on fresh hosts, scored on test data.
 
-    Several runs are several trainings of one policy: the first run's recipe says what is examined and gets the report.
+    Several are several trainings of one policy. The first run's recipe says what is examined, and its folder keeps the
+    report; controllers in files are examined with --tasks.
     """
 
-    run_dirs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
-    """Folders of runs that are done."""
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
+    """Folders of runs that are done, or files of controllers."""
     exam: OmitArgPrefixes[ExamConfig] = ExamConfig()
+    tasks: tuple[str, ...] = ()
+    """Settings to examine in instead of those that were learned from: mnist1d-4, mnist1d-8, mnist1d-16, spirals,
+    planted, digits; or all."""
     plan: tuple[Path, ...] = ()
     """Plans that take part: files with a JSON list of lines like {"decision": 0, "op": "GERMINATE", "slot": "s0"}."""
     quick: bool = False
     """Only never, random and the heuristic, at the recipe's learning rate."""
+    device: str | None = None
+    """Where; the recipe's if not given."""
     json: bool = False
     """Print one JSON object for every task."""
 
     def run(self) -> None:
-        if not self.run_dirs:
+        if not self.runs:
             raise EsperError("an exam needs at least one RUN")
-        folders = [RunFolder.open(path) for path in self.run_dirs]
+        fleets = [setting(name) for name in (SUITE if self.tasks == ("all",) else self.tasks)]
+        folders = [RunFolder.open(path) for path in self.runs if not path.is_file()]
         for folder in folders:
             if not folder.done:
                 raise FileError(f"{folder.path} is not done: resume it first")
-        asked = Recipe.revived(folders[0].config())
-        controllers = [load_controller(folder.controller_path).to(asked.engine.device) for folder in folders]
+        asked = self.asked(folders, fleets)
+        files = [path if path.is_file() else path / CONTROLLER for path in self.runs]
+        policies = [Learned(load_controller(path).to(asked.engine.device)) for path in files]
         config = replace(QUICK, hosts=self.exam.hosts) if self.quick else self.exam
-        plans = [read_plan(path) for path in self.plan]
-        exams, lives = hold_exam(asked, [Learned(controller) for controller in controllers], config, plans)
+        exams, lives = hold_exam(asked, policies, config, [read_plan(path) for path in self.plan], fleets)
         exams = [with_cost(exam, folders) for exam in exams]
-        folders[0].write_exam(exams, lives)
+        if folders:
+            folders[0].write_exam(exams, lives)
         for exam in exams:
             if self.json:
                 print(json_module.dumps(finite(asdict(exam))))
             else:
                 Console().print(exam_table(exam))
+
+    def asked(self, folders: Sequence[RunFolder], fleets: Sequence[FleetConfig]) -> Recipe:
+        """The first run's recipe; of a controller alone nothing is known but what it is to be examined in."""
+        if not folders and not fleets:
+            raise EsperError("a controller in a file is examined in settings: add --tasks")
+        found = Recipe.revived(folders[0].config()) if folders else Recipe(name="exam", fleets=tuple(fleets))
+        if self.device is None:
+            return found
+        precision = "bf16" if self.device.startswith("cuda") else "fp32"
+        return replace(found, engine=Engine(device=self.device, precision=precision))
 
 
 def with_cost(exam: ExamReport, folders: Sequence[RunFolder]) -> ExamReport:

@@ -52,7 +52,7 @@ class Story:
     lives: Sequence[Life]
 
     def lives_of(self, exam: ExamReport, arm: str) -> list[Life]:
-        return [life for life in self.lives if life.task == exam.task and life.arm == arm]
+        return [life for life in self.lives if (life.task, life.kind, life.arm) == (exam.task, exam.host, arm)]
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ def draw(story: Story, folder: Path) -> list[Picture]:
         caption = "Performance profiles: the further to the right, the better."
         draw_profiles(exam, add(f"exam {number}", f"profiles-{number}", caption))
         draw_contributions(
-            own, add("seeds", f"seeds-{number}", f"Seeds at the end of {len(own)} lives on {exam.task}.")
+            own, add("seeds", f"seeds-{number}", f"Seeds at the end of {len(own)} lives on {exam.task} ({exam.host}).")
         )
-        caption = f"What the controller does when, on {exam.task}: shares of all decisions, in percent."
+        caption = f"What the controller does when, on {exam.task} ({exam.host}): shares of all decisions, in percent."
         draw_actions(story.reports, own, add("actions", f"actions-{number}", caption))
         for life in own[:EXAMPLES]:
             twin = next((t.epochs for t in story.lives_of(exam, "never") if t.host == life.host), ())
-            caption = f"Host {life.host} on {exam.task}, and its twin that never grew."
+            caption = f"Host {life.host} on {exam.task} ({exam.host}), and its twin that never grew."
             path = add("lives", f"life-{number}-{life.host}", caption)
             draw_life(life.epochs, path, twin=twin, metric=exam.metric)
     if story.reports and not story.exams:
@@ -154,6 +154,10 @@ def _exam(exam: ExamReport) -> str:
         f"{exam.task}, {exam.host}: {exam.hosts} fresh hosts for every policy, paired; lives of {exam.episode} epochs;"
         f" test data; J = score − {exam.rent:g} ln(1 + growth)."
     )
+    if exam.unseen:
+        about += f" The controller was not trained on this {exam.unseen}."
+    if exam.right_size:
+        about += f" The teacher has {exam.right_size:,.0f} parameters."
     if exam.trainings > 1:
         about += f" {exam.trainings} trainings of {exam.policy}."
     if exam.decisions:

@@ -197,6 +197,10 @@ class ExamReport:
     policy: str
     """The one under test."""
     arms: tuple[ArmReport, ...]
+    unseen: str = ""
+    """What of this the policy was not trained on: the task, the kind of host, or both."""
+    right_size: float | None = None
+    """Parameters of the teacher, where a task has one."""
     decisions: int = 0
     """What its trainings took, all together: decisions of hosts..."""
     seconds: float = 0.0
@@ -208,6 +212,8 @@ class Life:
     """One host of an exam, decision by decision."""
 
     task: str
+    kind: str
+    """Of hosts, with their widths."""
     arm: str
     host: int
     """Hosts of the same number began with the same weights and saw the same batches."""

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 from esper.leyline.errors import unknown
 from esper.recipes.config import FleetConfig, Recipe, StartConfig
+from esper.recipes.suite import HELD_OUT, SUITE, setting
 from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule
 from esper.simic.ppo import REVIEWED
-from esper.tamiyo.network import GPU
+from esper.tamiyo.network import GPU, ControllerConfig
 from esper.tolaria import Engine, EnvConfig, TrainConfig
 
 
@@ -83,6 +84,20 @@ def mnist1d_gpu() -> Recipe:
     return Recipe(name="mnist1d_gpu", fleets=(fleet,), controller=GPU, learn=learn, engine=engine, checkpoint_every=10)
 
 
+def general() -> Recipe:
+    """The controller that comes with Esper: all settings of the suite but the held-out ones, for a GPU."""
+    fleets = tuple(setting(name) for name in SUITE if name not in HELD_OUT)
+    learn = LearnConfig(
+        updates=80,
+        ppo=PPOConfig(lr=1.5e-3, epochs=4, minibatches=16, entropy_coef=0.02, entropy_end=0.002, anneal=45),
+        collect=CollectConfig(horizon=20),
+        rent=RentSchedule(start=0.02),
+    )
+    engine = Engine(device="cuda", precision="bf16")
+    controller = ControllerConfig(hidden=128)
+    return Recipe(name="general", fleets=fleets, controller=controller, learn=learn, engine=engine, checkpoint_every=5)
+
+
 def cifar10() -> Recipe:
     """CIFAR-10 from a local file (`--fleets.0.options.path FILE`), for a GPU."""
     fleet = FleetConfig(
@@ -129,6 +144,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "digits": digits,
     "mnist1d": mnist1d,
     "mnist1d_gpu": mnist1d_gpu,
+    "general": general,
     "cifar10": cifar10,
     "characters": characters,
     "reviewed": reviewed,

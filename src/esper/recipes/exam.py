@@ -64,10 +64,15 @@ QUICK = ExamConfig(hosts=16, rates=(1.0,), plans=0, thorough=False)
 
 
 def hold_exam(
-    recipe: Recipe, policies: Sequence[Policy], config: ExamConfig = QUICK, guests: Sequence[Policy] = ()
+    recipe: Recipe,
+    policies: Sequence[Policy],
+    config: ExamConfig = QUICK,
+    guests: Sequence[Policy] = (),
+    fleets: Sequence[FleetConfig] = (),
 ) -> tuple[list[ExamReport], list[Life]]:
-    """All trainings of one policy against its rivals and guests, on every fleet, under the recipe's final rent."""
-    held = [Room(recipe, fleet, config).hold(policies, guests) for fleet in recipe.fleets]
+    """All trainings of one policy against its rivals and guests, under the recipe's final rent: on other fleets, or on
+    those that it was trained on."""
+    held = [Room(recipe, fleet, config).hold(policies, guests) for fleet in fleets or recipe.fleets]
     return [report for report, _ in held], [life for _, lives in held for life in lives]
 
 
@@ -77,6 +82,11 @@ class Room:
     def __init__(self, recipe: Recipe, fleet: FleetConfig, config: ExamConfig) -> None:
         self.fleet, self.config, self.engine = fleet, config, recipe.engine
         self.rent, self.rng_seed = recipe.learn.rent.end, recipe.learn.rng_seed
+        new = {
+            "task": all(f.task != fleet.task for f in recipe.fleets),
+            "kind of host": all(f.host != fleet.host for f in recipe.fleets),
+        }
+        self.unseen = " and ".join(name for name, unseen in new.items() if unseen)
 
     def hold(self, policies: Sequence[Policy], guests: Sequence[Policy]) -> tuple[ExamReport, list[Life]]:
         rivals = [*self.rivals(), *guests]
@@ -93,7 +103,8 @@ class Room:
         ]
         if self.config.thorough:
             others += self.derived(sitting, ours, others[0])
-        return verdicts(env.fleet, self.rent, ours, others, self.rng_seed), sitting.lives
+        report = verdicts(env.fleet, self.rent, ours, others, self.rng_seed)
+        return replace(report, unseen=self.unseen), sitting.lives
 
     def env(
         self, hosts: int, group: int, band: int, lr: Sequence[float], test: bool = False, episode: int | None = None

@@ -61,10 +61,15 @@ def examine(env: FleetEnv, policies: Sequence[Policy], rent: float, rng_seed: in
     diary = Diary(env, range(told * len(policies)))
     outcomes = compare(env, policies, rent, rng_seed, diary.note)
     lives = [
-        Life(env.fleet.task_name, policies[i % len(policies)].name, i // len(policies), epochs)
+        Life(env.fleet.task.name, described(env.fleet), policies[i % len(policies)].name, i // len(policies), epochs)
         for i, epochs in enumerate(diary.lives())
     ]
     return Sitting(outcomes, lives, diary)
+
+
+def described(fleet: Fleet) -> str:
+    """Its kind of hosts, as people write it."""
+    return f"{fleet.spec.kind} {'-'.join(map(str, fleet.spec.widths))}"
 
 
 def verdicts(fleet: Fleet, rent: float, ours: Arm, others: Sequence[Arm], rng_seed: int = 0) -> ExamReport:
@@ -93,14 +98,15 @@ def verdicts(fleet: Fleet, rent: float, ours: Arm, others: Sequence[Arm], rng_se
         )
 
     return ExamReport(
-        task=fleet.task_name,
-        host=f"{fleet.spec.kind} {'-'.join(map(str, fleet.spec.widths))}",
+        task=fleet.task.name,
+        host=described(fleet),
         metric=fleet.objective.metric_name,
         hosts=j.shape[1],
         trainings=j.shape[0],
         episode=ours.episode,
         rent=rent,
         policy=ours.name,
+        right_size=fleet.task.facts.get("teacher_parameters"),
         arms=tuple(report(arm) for arm in (ours, *others)),
     )
 

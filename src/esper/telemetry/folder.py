@@ -32,7 +32,7 @@ VERSION = 1
 """Of the folder's layout; docs/files.md lists what each version changed."""
 BEST = "best.safetensors"
 REPORTS, EPISODES, EXAM, LIVES = "reports.jsonl", "episodes.jsonl", "exam.json", "lives.jsonl"
-EXAMS = "exams.jsonl"
+EXAMS, CONTROLLER = "exams.jsonl", "controller.safetensors"
 LOGS = (REPORTS, EPISODES)
 """What only grows; a resumed run cuts it back to where its checkpoint was written."""
 
@@ -149,7 +149,7 @@ class RunFolder:
 
     @property
     def controller_path(self) -> Path:
-        return self.path / "controller.safetensors"
+        return self.path / CONTROLLER
 
     @property
     def done(self) -> bool:
