@@ -1,9 +1,11 @@
 """Reports for tests of what leaves a run."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
-from esper.leyline.reports import HeadReport, LifeReport, UpdateReport
+from esper.leyline.reports import ExamReport, HeadReport, LifeReport, UpdateReport
+from esper.telemetry import RunFolder
 
 
 def lives(update: int) -> tuple[LifeReport, ...]:
@@ -16,6 +18,11 @@ def report(update: int, **values: Any) -> UpdateReport:
     head = HeadReport("op", 1, None, None, None, None, None, 0.1, 0.1)
     known = {"update": update, "heads": (head,), "ops": {}, "seconds": {}, "stopped": None, "lives": lives(update)}
     return UpdateReport(**(numbers | known | values))
+
+
+def timeless_exams(folder: Path) -> list[ExamReport]:
+    """A run's exams, apart from how long its training took."""
+    return [dataclasses.replace(exam, seconds=0.0) for exam in RunFolder.open(folder).exams()]
 
 
 SMALL = ("--learn.updates", "2", "--fleets.0.hosts", "2", "--fleets.0.env.group", "1", "--fleets.0.env.episode", "3")

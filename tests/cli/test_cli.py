@@ -126,6 +126,19 @@ def test_a_plan_that_is_none_is_named(content, run, tmp_path, capsys):
     assert "mine.json is no list of lines" in capsys.readouterr().err
 
 
+def test_a_controller_in_a_file_is_examined_anywhere(run, capsys):
+    main(["exam", str(run / "controller.safetensors"), "--tasks", "planted", "--quick", "--hosts", "2", "--json"])
+    exam = json.loads(capsys.readouterr().out)
+    assert exam["task"] == "planted"
+    assert exam["right_size"] == 340
+    with pytest.raises(SystemExit):
+        main(["exam", str(run / "controller.safetensors")])
+    assert "add --tasks" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["exam", str(run), "--tasks", "digit"])
+    assert "unknown setting 'digit': did you mean 'digits'?" in capsys.readouterr().err
+
+
 def test_watch_shows_a_run_and_ends_with_it(run, capsys):
     main(["watch", str(run), "--once"])
     assert "2 of 2" in capsys.readouterr().out

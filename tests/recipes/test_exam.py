@@ -9,8 +9,10 @@ from esper.leyline.errors import EsperError
 from esper.recipes import recipe
 from esper.recipes.exam import FINAL, OTHERS, PLANS, TUNE, ExamConfig, Room, hold_exam
 from esper.recipes.start import SEARCH, SHOW
+from esper.recipes.suite import HELD_OUT, SUITE, setting
 from esper.tamiyo import Controller
 from esper.tamiyo.policies import FixedPlan, Heuristic, Learned, Never, Planned
+from esper.tolaria import Engine
 
 SMALL = ExamConfig(hosts=3, rates=(0.1, 1.0), tuned_on=2, plans=3, tried_on=2, told=1)
 
@@ -108,3 +110,21 @@ def test_no_host_serves_two_purposes():
 def test_an_impossible_exam_is_refused(field, value, message):
     with pytest.raises(EsperError, match=message):
         replace(SMALL, **{field: value})
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_every_setting_of_the_suite_can_be_examined(name):
+    env = setting(name).build_group(Engine(), 1, 2, FINAL, test=True)
+    assert env.test is not None
+    assert len(env.reset().score) == 2
+
+
+def test_what_is_held_out_is_learned_from_nowhere():
+    learned = recipe("general").fleets
+    for name in HELD_OUT:
+        out = setting(name)
+        assert all(fleet.task != out.task and fleet.host != out.host for fleet in learned)
+    asked = smoke()
+    assert Room(asked, setting("digits"), SMALL).unseen == "task and kind of host"
+    assert Room(asked, setting("planted"), SMALL).unseen == "task"
+    assert Room(asked, asked.fleets[0], SMALL).unseen == ""

@@ -79,4 +79,4 @@ def test_an_impossible_engine_is_refused(message):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_missing_gpu_is_an_error_with_a_way_out():
     with pytest.raises(EsperError, match="not available here; use 'cpu'"):
-        Engine(device="cuda")
+        Engine(device="cuda").place()

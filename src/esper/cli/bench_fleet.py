@@ -82,7 +82,7 @@ class Bench:
     def __init__(self, asked: BenchFleet) -> None:
         self.asked = asked
         engine = Engine(device=asked.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.device = torch.device(engine.device)
+        self.device = engine.place()
         self.cuda = self.device.type == "cuda"
         few = (1, 16) if asked.quick else (1, 4, 16, 64)
         self.hosts = asked.hosts or ((1, 4, 16, 64, 256, 1024) if self.cuda else few)

@@ -54,7 +54,7 @@ class BenchPPO:
         for name in ("hosts", "decisions"):
             if getattr(self, name) < 1:
                 raise EsperError(f"{name} must be at least 1, not {getattr(self, name)}")
-        engine = Engine(device=self.device)
+        where = Engine(device=self.device).place()
         counts = self.minibatches or ((1, 4) if self.quick else (1, 4, 8))
         if max(counts) > self.hosts:
             raise EsperError(f"minibatches ({max(counts)}) hold whole lives, and there are only {self.hosts}")
@@ -66,7 +66,7 @@ class BenchPPO:
         for row in rows:
             known = slow.get(row["minibatches"])
             row["ratio"] = None if known is None else round(known / row["update_ms"], 2)
-        device = torch.cuda.get_device_name() if engine.device.startswith("cuda") else "CPU, 1 thread"
+        device = torch.cuda.get_device_name() if where.type == "cuda" else "CPU, 1 thread"
         if self.json:
             print(json_module.dumps({"device": device, "torch": torch.__version__, "rows": rows}))
         else:

@@ -64,7 +64,7 @@ class Exam:
                 raise FileError(f"{folder.path} is not done: resume it first")
         asked = self.asked(folders, fleets)
         files = [path if path.is_file() else path / CONTROLLER for path in self.runs]
-        policies = [Learned(load_controller(path).to(asked.engine.device)) for path in files]
+        policies = [Learned(load_controller(path).to(asked.engine.place())) for path in files]
         config = replace(QUICK, hosts=self.exam.hosts) if self.quick else self.exam
         exams, lives = hold_exam(asked, policies, config, [read_plan(path) for path in self.plan], fleets)
         exams = [with_cost(exam, folders) for exam in exams]

@@ -102,7 +102,7 @@ class Recipe:
 
     def build(self) -> Training:
         """The training, ready for its first update."""
-        controller = Controller(self.controller, self.learn.rng_seed).to(self.engine.device)
+        controller = Controller(self.controller, self.learn.rng_seed).to(self.engine.place())
         return Training([fleet.build(self.engine) for fleet in self.fleets], controller, self.learn)
 
     def plain(self) -> dict[str, Any]:

@@ -20,12 +20,15 @@ def gae(
     `after` is the value of where each decision led: 0 where a life is over for good, else what was expected there.
     Nothing is carried over the end of a life.
     """
-    surprise = rewards + gamma * after - values
-    advantages = torch.empty_like(surprise)
-    carry = torch.zeros_like(surprise[0])
-    for t in reversed(range(len(surprise))):
-        carry = surprise[t] + gamma * lam * carry.where(~ended[t], 0.0)
-        advantages[t] = carry
+    advantages = rewards + gamma * after - values
+    reach = gamma * lam * (~ended).to(advantages)  # how much of what comes so many decisions later counts here
+    apart = 1
+    while apart < len(advantages):  # each round sums over twice as many decisions
+        near, later = reach[:-apart], reach[apart:]
+        gained = (near * advantages[apart:]).where(near > 0, 0.0)
+        advantages = torch.cat([advantages[:-apart] + gained, advantages[-apart:]])
+        reach = torch.cat([near * later, torch.zeros_like(reach[-apart:])])
+        apart *= 2
     return advantages
 
 

@@ -34,12 +34,17 @@ class Engine:
             kind = torch.device(self.device).type
         except RuntimeError:
             raise EsperError(f"device {self.device!r} is none that torch knows; use 'cpu' or 'cuda'") from None
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise EsperError(f"device {self.device!r} is not available here; use 'cpu'")
         if self.precision == "bf16" and kind != "cuda":
             raise EsperError(f"precision 'bf16' needs a CUDA device, not {self.device!r}; use 'fp32'")
         if self.memory_budget is not None and self.memory_budget <= 0:
             raise EsperError(f"memory_budget must be positive, not {self.memory_budget}")
+
+    def place(self) -> torch.device:
+        """The device, if this machine has it. A config may be read where it has not."""
+        device = torch.device(self.device)
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise EsperError(f"device {self.device!r} is not available here; use 'cpu'")
+        return device
 
     @property
     def compute(self) -> torch.dtype:

@@ -78,7 +78,7 @@ class Fleet:
     ) -> None:
         check_fit(spec, task, config)
         self.spec, self.config, self.lifecycle, self.engine = spec, config, lifecycle, engine
-        self.device = torch.device(engine.device)
+        self.device = engine.place()
         self.task, self.objective, self.num_outputs = task.spec, task.spec.objective, task.spec.outputs
         self.train_data, self.validation_data = self.resident(task.train), self.resident(task.validation)
         self.rng_seeds = torch.tensor(list(rng_seeds), device=self.device)
