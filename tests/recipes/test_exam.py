@@ -36,7 +36,7 @@ def held():
 def test_everyone_is_there(held):
     report, lives = held
     names = [arm.name for arm in report.arms]
-    rules = ["never", "random", "heuristic", "schedule", "plateau", "gap", "gradient", "against gradient", "oversized"]
+    rules = ["never", "random", "heuristic", "schedule", "plateau", "gap", "gradient", "least gradient", "oversized"]
     assert names == [
         "learned",
         *rules,

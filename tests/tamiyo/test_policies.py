@@ -30,7 +30,7 @@ POLICIES = {
     "plateau": Plateau,
     "gap": GapTrigger,
     "gradient": GreedyGradient,
-    "against gradient": lambda: GreedyGradient(against=True),
+    "least gradient": lambda: GreedyGradient(against=True),
     "learned": lambda: Learned(controller_for()),
     "greedy": lambda: Learned(controller_for(), greedy=True),
     "plan": lambda: FixedPlan([Planned(1, {"op": "GERMINATE", "slot": "s0"})]),

@@ -95,7 +95,8 @@ def draw_profiles(exam: ExamReport, path: Path) -> None:
             own = arm.name == exam.policy
             shares = [sum(score > t for score in arm.scores) / len(arm.scores) for t in thresholds]
             color = GREEN if own else PROFILE_COLORS[i % len(PROFILE_COLORS)]
-            ax.plot(thresholds, shares, color=color, lw=2.6 if own else 1.2, label=arm.name, zorder=3 if own else 2)
+            style = "-" if i <= len(PROFILE_COLORS) else "--"
+            ax.plot(thresholds, shares, style, color=color, lw=2.6 if own else 1.2, label=arm.name, zorder=2 + own)
         ax.set_xlabel("threshold of the test score")
         ax.set_ylabel("share of hosts above it")
         ax.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))

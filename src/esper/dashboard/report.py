@@ -33,9 +33,9 @@ var(--line); padding-left: 1rem; margin: 1.4rem 0; }
 img { width: 100%; height: auto; } figure { margin: 1rem 0 1.6rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .92rem; }
 th { text-align: right; font-weight: 600; color: var(--quiet); } th:first-child, td:first-child { text-align: left; }
-td { text-align: right; } th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); }
+td { text-align: right; } th, td { padding: .35rem .5rem; white-space: nowrap; border-bottom: 1px solid var(--line); }
 tr.own td { font-weight: 600; } td.win { color: var(--green); } td.loss { color: var(--earth); }
-td.text, th.text { text-align: left; } details { margin: .6rem 0; }
+td.text, th.text { text-align: left; white-space: normal; } details { margin: .6rem 0; }
 pre { background: #f6f7f7; padding: 1rem; overflow-x: auto; font-size: .82rem; line-height: 1.4; }
 """
 
@@ -173,7 +173,7 @@ def _row(arm: ArmReport) -> str:
     if arm.vs is None:
         return f'<tr class="own"><td>{escape(arm.name)}</td>{cells}<td></td><td></td></tr>'
     color = "win" if arm.vs.low > 0 else "loss" if arm.vs.high < 0 else ""
-    vs = f"{arm.vs.mean:+.4f} ({arm.vs.low:+.4f} to {arm.vs.high:+.4f})"
+    vs = f"{arm.vs.mean:+.3f} ({arm.vs.low:+.3f} to {arm.vs.high:+.3f})"
     return f'<tr><td>{escape(arm.name)}</td>{cells}<td class="{color}">{vs}</td><td>{arm.chance:.3f}</td></tr>'
 
 

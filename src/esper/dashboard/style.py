@@ -32,7 +32,7 @@ def drawing(path: str | Path, width: float, height: float) -> "Iterator[Figure]"
 
 def quieten(ax: "Axes", grid: bool = True) -> None:
     ax.spines[["top", "right"]].set_visible(False)
-    ax.tick_params(colors=QUIET, length=0)
+    ax.tick_params(which="both", colors=QUIET, length=0)
     if grid:
         ax.grid(axis="y", color=GRID)
         ax.set_axisbelow(True)

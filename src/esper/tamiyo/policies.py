@@ -219,7 +219,7 @@ class GreedyGradient(Gardener):
 
     def __init__(self, *, against: bool = False, **options: object) -> None:
         super().__init__(**options)  # pyright: ignore[reportArgumentType]
-        self.against, self.name = against, "against gradient" if against else "gradient"
+        self.against, self.name = against, "least gradient" if against else "gradient"
 
     def wants(self, view: View) -> Bool[Tensor, " N"]:
         return _settled(view) & (view.signals.age > 0) & (view.signals.age < view.setting.episode // 2)
