@@ -14,7 +14,7 @@ from esper.tamiyo import Controller
 from esper.tamiyo.policies import FixedPlan, Heuristic, Learned, Never, Planned
 from esper.tolaria import Engine
 
-SMALL = ExamConfig(hosts=3, rates=(0.1, 1.0), tuned_on=2, plans=3, tried_on=2, told=1)
+SMALL = ExamConfig(hosts=3, rates=(0.1, 1.0), tuned_on=2, plans=3, told=1)
 
 
 def smoke():
@@ -41,7 +41,7 @@ def test_everyone_is_there(held):
         "learned",
         *rules,
         "best plan",
-        "best single",
+        "grid oracle",
         "mine",
         "longer",
         "static",
@@ -62,6 +62,14 @@ def test_who_trains_longer_spends_as_much_and_no_more(held):
         assert abs(arm.flops - ours) <= arm.flops / arm.episode, "to the nearest epoch"
     assert arms["longer"].growth == 0
     assert arms["longer"].episode >= arms["never"].episode == 5
+
+
+def test_a_search_says_what_it_took(held):
+    report, _ = held
+    arms = {arm.name: arm for arm in report.arms}
+    assert arms["best plan"].searched == 3 * 2
+    assert arms["grid oracle"].searched > 3 * 2
+    assert arms["heuristic"].searched == 0
 
 
 def test_everyone_has_a_learning_rate_of_the_same_grid(held):

@@ -5,7 +5,7 @@ import torch
 
 from esper.leyline.actions import Op
 from esper.leyline.errors import EsperError
-from esper.simic.search import best_plan, compare, random_plans, single_plans
+from esper.simic.search import best_first, best_plan, compare, pair_plans, random_plans, single_plans, tournament
 from esper.tamiyo.features import View, no_history
 from esper.tamiyo.policies import FixedPlan, Never, Planned, RandomLegal, SideBySide
 from small_fleets import make_env
@@ -70,3 +70,39 @@ def test_groups_must_be_as_large_as_there_are_policies():
         compare(make_env("mlp", 4, episode=3), [Never(), Never()], rent=0.0)
     with pytest.raises(EsperError, match="policies must hold at least one"):
         SideBySide([])
+
+
+def test_a_tournament_leaves_the_better_quarter_for_twice_as_many_hosts():
+    asked = []
+
+    def build(hosts: int, group: int, round: int):
+        asked.append((hosts, group, round))
+        return make_env("mlp", hosts * group, episode=6, group=group, rng_seed=round)
+
+    plans = random_plans(build(1, 1, 0).setting, 9, rng_seed=2)
+    asked.clear()
+    found = tournament(build, plans, rent=0.02, room=10)
+    assert asked == [(2, 5, 0), (2, 4, 0), (4, 2, 1), (4, 1, 1)]
+    assert found.episodes == 2 * 9 + 4 * 3
+    halves = ((build(2, 5, 0), plans[:5]), (build(2, 4, 0), plans[5:]))
+    means = [mean for env, part in halves for mean in best_plan(env, part, 0.02)[1].tolist()]
+    assert found.plan in [plans[i] for i in sorted(range(9), key=lambda i: -means[i])[:3]]
+
+
+def test_the_best_come_first():
+    env = make_env("mlp", 12, episode=6, group=6)
+    plans = random_plans(env.setting, 6, rng_seed=3)
+    _, means = best_plan(env, plans, rent=0.02)
+    ordered = best_first(make_env("mlp", 12, episode=6, group=6), plans, rent=0.02)
+    assert ordered[0] is plans[int(means.argmax())]
+    assert ordered[-1] is plans[int(means.argmin())]
+
+
+def test_pairs_are_of_two_slots():
+    setting = make_env("mlp", 2, episode=8).setting
+    pairs = pair_plans(setting, (0, 2), 20, rng_seed=1)
+    assert len(pairs) == 20
+    assert all(len({line.action["slot"] for line in pair.plan}) == 2 for pair in pairs)
+    assert [str(p) for p in pairs] == [str(p) for p in pair_plans(setting, (0, 2), 20, rng_seed=1)]
+    every = pair_plans(setting, (0,), 10_000)
+    assert len(every) == len(setting.space.blueprints) ** 2, "two slots, any blueprint in each"

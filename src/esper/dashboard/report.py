@@ -160,6 +160,9 @@ def _exam(exam: ExamReport) -> str:
         about += f" The teacher has {exam.right_size:,.0f} parameters."
     if exam.trainings > 1:
         about += f" {exam.trainings} trainings of {exam.policy}."
+    chosen = [f"{arm.name} in {arm.searched:,} lives" for arm in exam.arms if arm.searched]
+    if chosen:
+        about += f" Plans were chosen in tournaments: {', '.join(chosen)}."
     if exam.decisions:
         about += f" Its training took {exam.decisions:,} decisions and {exam.seconds / 60:.1f} minutes."
     names = ("policy", exam.metric, "IQM", "growth", "parameters", "FLOPs", "epochs", "lr", "J", "difference in J", "p")

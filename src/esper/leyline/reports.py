@@ -172,6 +172,8 @@ class ArmReport:
     lr: float
     episode: int
     """Epochs of a life."""
+    searched: int
+    """Lives that went into choosing this policy, learning rates aside."""
     vs: Interval | None
     """J of the policy under test minus J of this one, host by host; None for itself."""
     improvement: float | None

@@ -10,7 +10,7 @@ from esper.leyline.reports import ExamReport, Life
 from esper.recipes.config import FleetConfig, Recipe
 from esper.simic.exam import Arm, Replay, Sitting, examine, verdicts
 from esper.simic.play import Outcome, play
-from esper.simic.search import best_plan, compare, random_plans, single_plans
+from esper.simic.search import compare, pair_plans, random_plans, single_plans, tournament
 from esper.tamiyo.policies import (
     FixedPlan,
     GapTrigger,
@@ -43,16 +43,15 @@ class ExamConfig:
     tuned_on: int = 6
     """Hosts that learning rates are chosen on."""
     plans: int = 50
-    """Plans written by chance, of which the best is chosen on other hosts; 0 for none."""
-    tried_on: int = 6
-    """Hosts that plans are chosen on."""
+    """Plans written by chance of which the best takes part, and pairs in the grid that an oracle chooses from; 0 for
+    neither."""
     thorough: bool = True
     """All rules, and what needs the grown hosts: their topologies from scratch, replays, longer training."""
     told: int = 12
     """Hosts whose lives are told in full."""
 
     def __post_init__(self) -> None:
-        for name, least in (("hosts", 2), ("tuned_on", 1), ("plans", 0), ("tried_on", 1), ("told", 0)):
+        for name, least in (("hosts", 2), ("tuned_on", 1), ("plans", 0), ("told", 0)):
             if getattr(self, name) < least:
                 raise EsperError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if not self.rates or not all(rate > 0 for rate in self.rates):
@@ -86,6 +85,8 @@ class Room:
             "task": all(f.task != fleet.task for f in recipe.fleets),
             "kind of host": all(f.host != fleet.host for f in recipe.fleets),
         }
+        self.episodes: dict[str, int] = {}
+        """Lives that went into choosing an arm."""
         self.unseen = " and ".join(name for name, unseen in new.items() if unseen)
 
     def hold(self, policies: Sequence[Policy], guests: Sequence[Policy]) -> tuple[ExamReport, list[Life]]:
@@ -98,7 +99,7 @@ class Room:
         count, episode = len(policies), self.fleet.env.episode
         ours = Arm(policies[0].name, sitting.outcomes[:count], episode, lr[0])
         others = [
-            Arm(policy.name, [outcome], episode, rate)
+            Arm(policy.name, [outcome], episode, rate, self.episodes.get(policy.name, 0))
             for policy, outcome, rate in zip(rivals, sitting.outcomes[count:], lr[count:], strict=True)
         ]
         if self.config.thorough:
@@ -134,14 +135,21 @@ class Room:
             found += [Schedule(), Plateau(), GapTrigger(), GreedyGradient(), GreedyGradient(against=True), Oversized()]
         if self.config.plans:
             setting = self.env(1, 1, PLANS, [self.fleet.train.lr]).setting
-            searched = random_plans(setting, self.config.plans, self.rng_seed)
-            grid = single_plans(setting, (0, self.fleet.env.episode // 4, self.fleet.env.episode // 2))
-            found += [self.best("best plan", searched), self.best("best single", grid)]
+            times = (0, self.fleet.env.episode // 4)
+            pairs = pair_plans(setting, times, self.config.plans, self.rng_seed)
+            found.append(self.best("best plan", random_plans(setting, self.config.plans, self.rng_seed)))
+            found.append(self.best("grid oracle", [*single_plans(setting, times), *pairs]))
         return found
 
     def best(self, name: str, plans: Sequence[FixedPlan]) -> Policy:
-        env = self.env(self.config.tried_on, len(plans), PLANS, [self.fleet.train.lr] * len(plans))
-        return FixedPlan(best_plan(env, plans, self.rent)[0].plan, name=name)
+        """The best of them on hosts of their own."""
+
+        def build(hosts: int, group: int, round: int) -> FleetEnv:
+            return self.env(hosts, group, PLANS + round, [self.fleet.train.lr] * group)
+
+        found = tournament(build, plans, self.rent)
+        self.episodes[name] = found.episodes
+        return FixedPlan(found.plan.plan, name=name)
 
     def derived(self, sitting: Sitting, ours: Arm, never: Arm) -> list[Arm]:
         """What is made of the grown hosts: their topologies from scratch, their growth on other hosts, and bare hosts

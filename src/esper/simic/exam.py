@@ -29,6 +29,8 @@ class Arm(NamedTuple):
     outcomes: Sequence[Outcome]
     episode: int
     lr: float
+    searched: int = 0
+    """Lives that went into choosing it."""
 
     def values(self, field: str) -> Values:
         """One number for each training and host."""
@@ -90,6 +92,7 @@ def verdicts(fleet: Fleet, rent: float, ours: Arm, others: Sequence[Arm], rng_se
             flops=float(arm.values("flops").mean()),
             sick=float(arm.values("sick").mean()),
             lr=arm.lr,
+            searched=arm.searched,
             episode=arm.episode,
             vs=None if own else paired(j, theirs, rng_seed),
             improvement=None if own else improvement(j, theirs),

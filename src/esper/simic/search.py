@@ -1,8 +1,11 @@
 """Plans written by chance, and policies compared host by host."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from typing import NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -73,6 +76,43 @@ def best_plan(env: FleetEnv, plans: Sequence[FixedPlan], rent: float) -> tuple[F
 def best_first(env: FleetEnv, policies: Sequence[Policy], rent: float) -> list[Policy]:
     """In the order of their mean J on this env's hosts."""
     return [policies[i] for i in _means(env, policies, rent).argsort(descending=True, stable=True).tolist()]
+
+
+class Found(NamedTuple):
+    """The winner of a search, and how many lives it took."""
+
+    plan: FixedPlan
+    episodes: int
+
+
+def tournament(
+    build: Callable[[int, int, int], FleetEnv], plans: Sequence[FixedPlan], rent: float, hosts: int = 2, room: int = 512
+) -> Found:
+    """All plans meet on a few hosts, then the better quarter on twice as many fresh ones, until one is left.
+
+    `build(hosts, group, round)` makes an env for so many plans; `room` is how many hosts it may hold.
+    """
+    left, episodes, round = list(plans), 0, 0
+    while len(left) > 1:
+        at_once = max(room // hosts, 1)
+        parts = [left[i : i + at_once] for i in range(0, len(left), at_once)]
+        means = torch.cat([_means(build(hosts, len(part), round), part, rent) for part in parts])
+        order = means.argsort(descending=True, stable=True).tolist()
+        episodes += hosts * len(left)
+        left = [left[i] for i in order[: -(-len(left) // 4)]]
+        hosts, round = 2 * hosts, round + 1
+    return Found(left[0], episodes)
+
+
+def pair_plans(setting: Setting, decisions: Sequence[int], count: int, rng_seed: int = 0) -> list[FixedPlan]:
+    """Some pairs of single plans in different slots."""
+    singles = single_plans(setting, decisions)
+    both = [
+        FixedPlan([*a.plan, *b.plan])
+        for a, b in combinations(singles, 2)
+        if a.plan[0].action["slot"] != b.plan[0].action["slot"]
+    ]
+    return random.Random(rng_seed).sample(both, min(count, len(both)))
 
 
 def _means(env: FleetEnv, policies: Sequence[Policy], rent: float) -> Float[Tensor, " P"]:
