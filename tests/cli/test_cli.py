@@ -114,7 +114,9 @@ def test_an_exam_names_every_arm_and_its_difference(run, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "3 fresh hosts" in said
     assert "heuristic" in said
-    assert len((run / "exams.jsonl").read_text().splitlines()) == 3, "every exam that was held"
+    held = [json.loads(line) for line in (run / "exams.jsonl").read_text().splitlines()]
+    assert [len(line["runs"]) for line in held] == [1, 2], "every final exam, and of whom"
+    assert held[0]["exam"]["data"] == "test"
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '[{"op": "WAIT"}]', '[{"decision": "x", "op": "WAIT"}]'])

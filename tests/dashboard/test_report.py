@@ -103,7 +103,7 @@ def test_the_verdict_says_wins_losses_and_neither():
         arm("random", 0.01, -0.1, 0.2),
         arm("best", -0.2, -0.3, -0.1),
     )
-    exam = ExamReport("digits", "cnn2d 8-8", "accuracy", 30, 1, 12, 0.02, "learned", arms)
+    exam = ExamReport("digits", "cnn2d 8-8", "accuracy", 30, 1, "test", 12, 0.02, "learned", arms)
     said = verdict(exam)
     assert "beats never (+0.100)" in said
     assert "is level with random (+0.010)" in said

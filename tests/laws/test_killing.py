@@ -78,10 +78,11 @@ def same(one: Path, other: Path) -> None:
     assert timeless_exams(one) == timeless_exams(other)
     for name in ("episodes.jsonl", "lives.jsonl"):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
-    weights, others = (read(folder / "controller.safetensors", CONTROLLER_FORMAT)[0] for folder in (one, other))
-    assert weights.keys() == others.keys()
-    for name, tensor in weights.items():
-        assert tensor.equal(others[name]), name
+    for file in ("controller.safetensors", "checkpoints/best.safetensors"):
+        weights, others = (read(folder / file, CONTROLLER_FORMAT)[0] for folder in (one, other))
+        assert weights.keys() == others.keys()
+        for name, tensor in weights.items():
+            assert tensor.equal(others[name]), name
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,13 @@ import torch
 
 from esper.leyline.errors import EsperError
 from esper.recipes import recipe
-from esper.recipes.exam import FINAL, OTHERS, PLANS, TUNE, ExamConfig, Room, hold_exam
+from esper.recipes.exam import DEVELOPMENT, FINAL, OTHERS, PLANS, QUICK, TUNE, ExamConfig, Room, hold_exam
 from esper.recipes.start import SEARCH, SHOW
 from esper.recipes.suite import HELD_OUT, SUITE, setting
+from esper.simic.play import play
+from esper.simic.search import compare
 from esper.tamiyo import Controller
-from esper.tamiyo.policies import FixedPlan, Heuristic, Learned, Never, Planned
+from esper.tamiyo.policies import FixedPlan, Heuristic, Learned, Never, Planned, SideBySide
 from esper.tolaria import Engine
 
 SMALL = ExamConfig(hosts=3, rates=(0.1, 1.0), tuned_on=2, plans=3, told=1)
@@ -50,7 +52,18 @@ def test_everyone_is_there(held):
     ]
     assert report.trainings == 2
     assert [len(arm.scores) for arm in report.arms if arm.name in ("learned", "never", "static")] == [6, 3, 6]
+    assert [life.arm for life in lives].count("learned") == 1, "of several trainings, the first is told"
     assert {life.host for life in lives} == {0}
+    assert report.data == "test"
+
+
+def test_a_preliminary_exam_touches_neither_final_hosts_nor_test_data():
+    asked = smoke()
+    (report,), _ = hold_exam(asked, [Learned(Controller(asked.controller, 1))], replace(QUICK, hosts=3))
+    assert report.data == "validation"
+    assert [arm.name for arm in report.arms] == ["learned", "never", "random", "heuristic"]
+    with pytest.raises(EsperError, match="thorough exams are final"):
+        replace(SMALL, final=False)
 
 
 def test_who_trains_longer_spends_as_much_and_no_more(held):
@@ -78,7 +91,6 @@ def test_everyone_has_a_learning_rate_of_the_same_grid(held):
     assert {arm.lr for arm in report.arms} <= grid
     arms = {arm.name: arm for arm in report.arms}
     assert arms["static"].lr == arms["learned"].lr
-    assert arms["longer"].lr == arms["never"].lr
 
 
 def test_the_learning_rate_is_the_one_that_does_best():
@@ -86,6 +98,24 @@ def test_the_learning_rate_is_the_one_that_does_best():
     for rates in ((1.0, 1e-9), (1e-9, 1.0)):
         room = Room(smoke(), smoke().fleets[0], replace(SMALL, rates=rates, tuned_on=6))
         assert room.tuned([Never(), Heuristic()]) == [smoke().fleets[0].train.lr] * 2
+
+
+def test_a_policy_that_remembers_is_tuned_as_it_is():
+    """Every learning rate has a copy of its own: with one rate three times, all three do the same."""
+    asked = smoke()
+    room = Room(asked, asked.fleets[0], SMALL)
+    for policy in (
+        FixedPlan([Planned(2, {"op": "GERMINATE", "slot": "s0"})]),
+        Learned(Controller(asked.controller, 1)),
+    ):
+        alone = play(room.env(2, 1, TUNE, [0.01]), policy, 0.02)
+        three = compare(room.env(2, 3, TUNE, [0.01] * 3), [policy] * 3, 0.02)
+        if isinstance(policy, FixedPlan):
+            assert all(torch.equal(o.growth, alone.growth) for o in three)
+            assert alone.growth.any()
+        else:
+            actions = SideBySide([policy] * 3).policies
+            assert len({id(p) for p in actions}) == 3
 
 
 def test_a_learning_rate_of_its_own_for_every_place():
@@ -96,7 +126,7 @@ def test_a_learning_rate_of_its_own_for_every_place():
 
 
 def test_no_host_serves_two_purposes():
-    bands = [0, FINAL, TUNE, PLANS, OTHERS, SEARCH, SHOW]
+    bands = [0, DEVELOPMENT, FINAL, TUNE, PLANS, OTHERS, SEARCH, SHOW]
     assert len(set(bands)) == len(bands)
     room, seen = Room(smoke(), smoke().fleets[0], SMALL), []
     for band in bands:

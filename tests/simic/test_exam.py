@@ -6,7 +6,7 @@ import torch
 from esper.leyline.errors import EsperError
 from esper.leyline.reports import ExamReport
 from esper.leyline.state import NO_BLUEPRINT, Split
-from esper.simic.exam import Arm, Replay, examine, verdicts
+from esper.simic.exam import Arm, Diary, Replay, examine, verdicts
 from esper.simic.play import on_test, play
 from esper.tamiyo.policies import FixedPlan, Heuristic, Never, Planned, Policy, RandomLegal
 from esper.tolaria import EnvConfig, Fleet, FleetEnv, TrainConfig
@@ -98,8 +98,8 @@ def test_a_sick_host_is_no_better_than_chance():
     env.fleet.trunk.flat[0] = torch.nan
     step = env.step(torch.zeros(2, 8, dtype=torch.long))
     assert step.terminated.tolist() == [True, False]
-    final = on_test(step, chance=0.25)
-    assert final.score[0] == 0.25
+    final = on_test(step, env)
+    assert final.score[0] == final.metric[0] == pytest.approx(env.setting.chance)
     assert step.test is not None
     assert final.score[1] == step.test.score[1]
 
@@ -119,10 +119,52 @@ def test_lives_are_told_as_they_were():
     assert not sitting.outcomes[1].growth.any()
 
 
-def test_an_exam_needs_test_data():
-    env = FleetEnv(exam_env(4, 2).fleet, EnvConfig(group=2))
-    with pytest.raises(EsperError, match="env must hold test data"):
-        examine(env, [PLAN, Never()], rent=0.02)
+def test_a_sick_host_that_is_judged_by_its_loss_is_no_better_than_guessing():
+    task = toy_task("transformer", 32, 16)
+    fleet = Fleet(SPECS["transformer"], task, range(2), TrainConfig(batch_size=16))
+    env = FleetEnv(fleet, EnvConfig(episode=4), task.validation)
+    env.reset()
+    env.fleet.trunk.flat[0] = torch.nan
+    final = on_test(env.step(torch.zeros(2, 8, dtype=torch.long)), env)
+    assert final.metric[0] == pytest.approx(env.setting.guess)
+    assert final.metric.isfinite().all()
+
+
+def test_every_arm_needs_a_name_of_its_own():
+    with pytest.raises(EsperError, match="2 arms are called 'never'"):
+        examined(exam_env(6, 3), [PLAN, Never(), FixedPlan(PLAN.plan, name="never")])
+
+
+def test_what_comes_after_a_sick_host_is_not_its_doing():
+    env = exam_env(2, 1, episode=4)
+    diary = Diary(env, [])
+    env.reset()
+    env.fleet.trunk.flat[0] = torch.nan
+    action = torch.tensor([env.setting.space.action("GERMINATE")] * 2)
+    diary.note(action, env.step(action))
+    diary.note(action, env.step(action))
+    assert torch.equal(diary.actions[0], action)
+    assert not diary.actions[1][0].any()
+    assert torch.equal(diary.actions[1][1], action[1])
+
+
+def test_an_arm_whose_hosts_are_others_is_not_compared_host_by_host():
+    env = exam_env(8, 2)
+    one, never = examine(env, [PLAN, Never()], rent=0.02).outcomes
+    arms = [Arm("never", [never], 8, 0.01, paired=paired) for paired in (True, False)]
+    with_pairs, without = (verdicts(env.fleet, 0.02, Arm("ours", [one], 8, 0.01), [arm]).arms[1] for arm in arms)
+    assert with_pairs.vs is not None
+    assert without.vs is not None
+    assert with_pairs.vs.mean == pytest.approx(without.vs.mean)
+    assert with_pairs.vs != without.vs
+
+
+def test_nobody_asks_what_the_seeds_of_a_grown_host_are_worth():
+    sitting = examine(exam_env(8, 2), [PLAN, Never()], rent=0.02)
+    env = exam_env(4, 1)
+    grown = Grown(env.fleet, sitting.topology(0), env.config, env.test)
+    grown.reset()
+    assert (grown.flops() < env.fleet.flops()).all()
 
 
 def test_several_trainings_are_averaged_and_resampled():

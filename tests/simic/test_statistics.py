@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import trim_mean
 
-from esper.simic.statistics import holm, improvement, iqm, paired, sign_flips
+from esper.simic.statistics import chance, holm, improvement, iqm, paired, sign_flips, unpaired
 
 SOME = np.array([0.1, 0.9, 0.4, 0.35, 0.6, 0.2, 0.8, 0.5])
 
@@ -71,3 +71,23 @@ def test_holm_corrects_as_published():
     found = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005})
     assert found == pytest.approx({"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06})
     assert holm({"a": 0.9, "b": 0.8}) == {"b": 1.0, "a": 1.0}
+
+
+def test_trainings_that_disagree_are_no_proof():
+    """Of three trainings two help and one harms: hosts alone would make this certain."""
+    hosts = np.random.default_rng(0).normal(size=30) * 0.01
+    ours = np.stack([hosts + 0.06, hosts - 0.02, hosts + 0.01])
+    assert sign_flips(ours, np.zeros(30)) < 0.001
+    found, interval = chance(ours, np.zeros(30)), paired(ours, np.zeros(30))
+    assert found > 0.05
+    assert (found < 0.05) == (interval.low > 0)
+    assert chance(ours + 0.5, np.zeros(30)) < 0.01
+
+
+def test_without_pairs_the_luck_of_hosts_counts():
+    luck = np.random.default_rng(0).normal(size=30)
+    assert paired(luck + 0.1, luck).low > 0
+    interval = unpaired(luck + 0.1, luck)
+    assert interval.mean == pytest.approx(0.1)
+    assert interval.low < 0 < interval.high
+    assert chance(luck + 0.1, luck, hosts_are_paired=False) > 0.3

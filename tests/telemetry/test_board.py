@@ -66,5 +66,11 @@ def test_sparklines_go_from_the_lowest_to_the_highest(values):
     assert bars[-1] == (BARS[-1] if len(set(values)) > 1 else BARS[0])
 
 
+def test_what_is_not_finite_is_a_gap():
+    assert sparkline([0.0, float("nan"), 1.0]) == f"{BARS[0]} {BARS[-1]}"
+    assert sparkline([float("nan")]) == " "
+    assert "nan" in drawn(Board("x", 2, [report(0, entropy=float("nan"))]))
+
+
 def test_durations_are_said_as_people_say_them():
     assert [duration(x) for x in (5, 65, 3700)] == ["5 s", "1 min 05 s", "1 h 01 min"]

@@ -71,7 +71,6 @@ def test_the_folder_holds_everything(done):
         "checkpoints",
         "controller.safetensors",
         "exam.json",
-        "exams.jsonl",
         "lives.jsonl",
         "report.html",
         "pictures",

@@ -52,7 +52,7 @@ from pathlib import Path
 from esper.telemetry import SINKS
 from telemetry_toys import report
 
-sink = SINKS[sys.argv[1]](Path(sys.argv[2]), {"learn": {"updates": 2}}, 0)
+sink = SINKS[sys.argv[1]](Path(sys.argv[2]), "run", {"learn": {"updates": 2}}, 0)
 for update in range(2):
     sink.hear(report(update, kl=0.25 + update))
 sink.close()
@@ -94,7 +94,28 @@ def test_mlflow_finds_what_was_logged_and_goes_on_with_it(tmp_path):
 def test_a_sink_that_cannot_begin_says_why_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(EsperError, match=r"wandb is not installed: pip install 'esper\[wandb\]'"):
-        SINKS["wandb"](tmp_path, {}, 0)
+        SINKS["wandb"](tmp_path, "run", {}, 0)
     (tmp_path / "tensorboard").write_text("in the way")
     with pytest.raises(EsperError, match="tensorboard could not begin"):
-        SINKS["tensorboard"](tmp_path, {}, 0)
+        SINKS["tensorboard"](tmp_path, "run", {}, 0)
+
+
+def test_a_sink_that_fails_later_is_left_out_and_the_run_goes_on(tmp_path, monkeypatch):
+    heard = []
+
+    class Broken:
+        def __init__(self, folder, name, config, update):
+            assert name.startswith("run-")
+
+        def hear(self, report):
+            heard.append(report.update)
+            raise OSError("the server is gone")
+
+        def close(self):
+            heard.append("closed")
+
+    monkeypatch.setitem(SINKS, "wandb", Broken)
+    with pytest.warns(UserWarning, match="wandb no longer listens: the server is gone"):
+        Train(recipe="smoke", run_dir=tmp_path / "run", listening=Listening(log=("wandb",)), changes=SMALL).run()
+    assert heard == [0, "closed"]
+    assert RunFolder.open(tmp_path / "run").done

@@ -3,7 +3,9 @@
 import json as json_module
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -65,11 +67,14 @@ class Exam:
         asked = self.asked(folders, fleets)
         files = [path if path.is_file() else path / CONTROLLER for path in self.runs]
         policies = [Learned(load_controller(path).to(asked.engine.place())) for path in files]
-        config = replace(QUICK, hosts=self.exam.hosts) if self.quick else self.exam
+        config = replace(QUICK, hosts=self.exam.hosts, final=True) if self.quick else self.exam
         exams, lives = hold_exam(asked, policies, config, [read_plan(path) for path in self.plan], fleets)
         exams = [with_cost(exam, folders) for exam in exams]
         if folders:
             folders[0].write_exam(exams, lives)
+            folders[0].log_exam(
+                exams, [str(path) for path in self.runs], datetime.now(UTC).isoformat(timespec="seconds")
+            )
         for exam in exams:
             if self.json:
                 print(json_module.dumps(finite(asdict(exam))))
@@ -90,8 +95,10 @@ class Exam:
 def with_cost(exam: ExamReport, folders: Sequence[RunFolder]) -> ExamReport:
     """With what the trainings took, which no other arm had."""
     reports = [report for folder in folders for report in folder.reports()]
-    seconds = sum(sum(report.seconds.values()) for report in reports)
-    return replace(exam, decisions=sum(report.decisions for report in reports), seconds=seconds)
+    starts = [folder.start() for folder in folders]
+    decisions = sum(report.decisions for report in reports) + sum(decisions for decisions, _ in starts)
+    seconds = sum(sum(report.seconds.values()) for report in reports) + sum(seconds for _, seconds in starts)
+    return replace(exam, decisions=decisions, seconds=seconds)
 
 
 def read_plan(path: Path) -> FixedPlan:
@@ -127,7 +134,7 @@ class Watch:
         if self.once:
             console.print(board)
             return
-        with Live(board, console=console, auto_refresh=False) as live:
+        with Live(board, console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
             while not folder.done:
                 time.sleep(self.every)
                 board.reports = folder.reports()  # from the beginning: a resumed run cuts its logs back
@@ -172,13 +179,13 @@ def write_report(folder: RunFolder) -> Path | None:
 
 
 def exam_table(exam: ExamReport) -> Table:
-    title = f"{exam.task}, {exam.host}: {exam.hosts} fresh hosts, scored on test data"
+    title = f"{exam.task}, {exam.host}: {exam.hosts} fresh hosts, {exam.data} data"
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1))
     for name in ("policy", exam.metric, "IQM", "growth", "J", f"{exam.policy} is better by"):
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
     for arm in exam.arms:
         vs = "" if arm.vs is None else f"{arm.vs.mean:+.3f} ({arm.vs.low:+.3f} to {arm.vs.high:+.3f})"
-        color = None if arm.vs is None else "green" if arm.vs.low > 0 else "red" if arm.vs.high < 0 else None
+        color = {"better": "green", "worse": "red", "level": ""}[arm.verdict]
         numbers = (f"{arm.mean:.3f}", f"{arm.iqm:.3f}", f"{arm.growth:.2f}", f"{arm.j:.3f}")
-        table.add_row(arm.name, *numbers, Text(vs, color or ""))
+        table.add_row(arm.name, *numbers, Text(vs, color))
     return table

@@ -3,9 +3,10 @@
 import json as json_module
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -45,6 +46,22 @@ class Listening:
     """Print every report as a line of JSON."""
 
     @contextmanager
+    def told(self, folder: RunFolder, asked: Recipe, update: int) -> Iterator[Callable[[UpdateReport], None]]:
+        """Whoever listens hears every report. One that fails is left out from then on: the run goes on."""
+        with ExitStack() as open_sinks:
+            sinks: dict[SinkName, Sink] = {}
+            for name in self.log:
+                sinks[name] = SINKS[name](folder.path, folder.identity, asked.plain(), update)
+                open_sinks.callback(_carefully, name, sinks[name].close)
+
+            def tell(report: UpdateReport) -> None:
+                for name in list(sinks):
+                    if not _carefully(name, sinks[name].hear, report):
+                        del sinks[name]
+
+            yield tell
+
+    @contextmanager
     def shown(self, board: Board, console: Console) -> Iterator[Callable[[UpdateReport], None]]:
         """A board that is redrawn in a terminal; elsewhere lines."""
         if self.json:
@@ -54,6 +71,16 @@ class Listening:
                 yield lambda report: live.refresh()
         else:
             yield lambda report: console.print(line(report))
+
+
+def _carefully(name: str, do: Callable[..., object], *arguments: object) -> bool:
+    """Whether it went well; if not, a warning says why."""
+    try:
+        do(*arguments)
+    except Exception as error:
+        warnings.warn(f"{name} no longer listens: {error}", stacklevel=2)
+        return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,34 +164,39 @@ def go_on(folder: RunFolder, asked: Recipe, training: Training, listening: Liste
     """Train to the end, or until a signal asks to stop; either way nothing is lost."""
     best = pick_up(folder, training) if resumed else -float("inf")
     console = Console(stderr=listening.json)
-    sinks: list[Sink] = [SINKS[name](folder.path, asked.plain(), training.update) for name in listening.log]
     board = Board(str(folder.path), asked.learn.updates, folder.reports())
-    if training.update == 0 and asked.start.plans:
-        with stopping(), console.status(f"{asked.start.plans} plans are tried, and the best imitated"):
-            begin(asked, training.controller)
-    with stopping() as asked_to_stop, listening.shown(board, console) as show:
-        while training.update < asked.learn.updates and not asked_to_stop():
-            report = training.step()
-            folder.append(report)
-            for sink in (board, *sinks):
-                sink.hear(report)
-            show(report)
-            done = training.update >= asked.learn.updates
-            if done or asked_to_stop() or training.update % asked.checkpoint_every == 0:
-                best = checkpoint(folder, asked, training, report, best)
-    for sink in sinks:
-        sink.close()
-    if training.update < asked.learn.updates:
+    with stopping() as asked_to_stop, listening.told(folder, asked, training.update) as tell:
+        if training.update == 0 and asked.start.plans:
+            head_start(folder, asked, training, console)
+        with listening.shown(board, console) as show:
+            while training.update < asked.learn.updates and not asked_to_stop():
+                report = training.step()
+                folder.append(report)
+                board.hear(report)
+                tell(report)
+                show(report)
+                done = training.update >= asked.learn.updates
+                if done or asked_to_stop() or training.update % asked.checkpoint_every == 0:
+                    best = checkpoint(folder, asked, training, report, best)
+        if training.update >= asked.learn.updates and not folder.done and not asked_to_stop():
+            finish(folder, asked, training, console)
+    if folder.done:
+        console.print(f"done: {folder.path}")
+    else:
         console.print(f"stopped after update {training.update}: go on with `esper resume {folder.path}`")
-        return
-    if not folder.done:
-        finish(folder, asked, training, console)
-    console.print(f"done: {folder.path}")
+
+
+def head_start(folder: RunFolder, asked: Recipe, training: Training, console: Console) -> None:
+    """Imitate the best of some plans, and note what that took."""
+    started = time.perf_counter()
+    with console.status(f"{asked.start.plans} plans are tried, and the best imitated"):
+        decisions = begin(asked, training.controller)
+    folder.write_start(decisions, time.perf_counter() - started)
 
 
 def finish(folder: RunFolder, asked: Recipe, training: Training, console: Console) -> None:
-    """Hold the exam, keep the controller, write the report."""
-    with stopping(), console.status("the controller sits its exam"):
+    """Hold a preliminary exam, keep the controller, write the report."""
+    with console.status("the controller sits a preliminary exam"):
         exams, lives = hold_exam(asked, [Learned(training.controller)], replace(QUICK, hosts=asked.exam))
         exams = [with_cost(exam, [folder]) for exam in exams]
         folder.write_exam(exams, lives)
@@ -180,9 +212,9 @@ def checkpoint(folder: RunFolder, asked: Recipe, training: Training, report: Upd
     better = report.objective is not None and report.objective > best
     best = max(best, report.objective) if report.objective is not None else best
     notes = {"logs": folder.offsets(), "best": best if best > -float("inf") else None}
-    save_training_run(folder.checkpoint_path(training.update), training, notes)
-    if better:
+    if better:  # first: what a checkpoint says of it must be there
         save_controller(folder.best_path, training.controller)
+    save_training_run(folder.checkpoint_path(training.update), training, notes)
     folder.keep(asked.keep)
     return best
 

@@ -49,7 +49,7 @@ def draw_exam(exam: ExamReport, path: Path) -> None:
         ax = figure.subplots()
         for row, arm in enumerate(others):
             assert arm.vs is not None
-            color = GREEN if arm.vs.low > 0 else EARTH if arm.vs.high < 0 else QUIET
+            color = {"better": GREEN, "worse": EARTH, "level": QUIET}[arm.verdict]
             ax.plot([arm.vs.low, arm.vs.high], [row, row], color=color, lw=3, solid_capstyle="round")
             ax.plot(arm.vs.mean, row, "o", color=color, ms=8)
             ax.annotate(
@@ -83,7 +83,7 @@ def draw_frontier(exam: ExamReport, path: Path) -> None:
             ax.set_xlabel(name)
             ax.margins(x=0.2, y=0.12)
             quieten(ax)
-        axes[0].set_ylabel("test score, mean")
+        axes[0].set_ylabel(f"{exam.data} score, mean")
 
 
 def draw_profiles(exam: ExamReport, path: Path) -> None:
@@ -97,7 +97,7 @@ def draw_profiles(exam: ExamReport, path: Path) -> None:
             color = GREEN if own else PROFILE_COLORS[i % len(PROFILE_COLORS)]
             style = "-" if i <= len(PROFILE_COLORS) else "--"
             ax.plot(thresholds, shares, style, color=color, lw=2.6 if own else 1.2, label=arm.name, zorder=2 + own)
-        ax.set_xlabel("threshold of the test score")
+        ax.set_xlabel(f"threshold of the {exam.data} score")
         ax.set_ylabel("share of hosts above it")
         ax.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
         quieten(ax)

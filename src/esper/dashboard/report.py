@@ -122,12 +122,12 @@ def html(story: Story, pictures: Sequence[Picture]) -> str:
 
 def verdict(exam: ExamReport) -> str:
     """The exam in one sentence, win or lose."""
-    said = {"beats": [], "is level with": [], "loses to": []}
+    words = {"better": "beats", "level": "is level with", "worse": "loses to"}
+    said: dict[str, list[str]] = {how: [] for how in words}
     for arm in exam.arms:
         if arm.vs is not None:
-            how = "beats" if arm.vs.low > 0 else "loses to" if arm.vs.high < 0 else "is level with"
-            said[how].append(f"{arm.name} ({arm.vs.mean:+.3f})")
-    told = [f"{how} {', '.join(names)}" for how, names in said.items() if names]
+            said[arm.verdict].append(f"{arm.name} ({arm.vs.mean:+.3f})")
+    told = [f"{words[how]} {', '.join(names)}" for how, names in said.items() if names]
     return f"On {exam.hosts} fresh hosts of {exam.task}, by J, the controller {'; it '.join(told)}."
 
 
@@ -152,7 +152,7 @@ def _figure(picture: Picture) -> str:
 def _exam(exam: ExamReport) -> str:
     about = (
         f"{exam.task}, {exam.host}: {exam.hosts} fresh hosts for every policy, paired; lives of {exam.episode} epochs;"
-        f" test data; J = score − {exam.rent:g} ln(1 + growth)."
+        f" {exam.data} data; J = score − {exam.rent:g} ln(1 + growth)."
     )
     if exam.unseen:
         about += f" The controller was not trained on this {exam.unseen}."
@@ -175,7 +175,7 @@ def _row(arm: ArmReport) -> str:
     cells = "".join(f"<td>{x}</td>" for x in (*numbers, str(arm.episode), f"{arm.lr:g}", f"{arm.j:.4f}"))
     if arm.vs is None:
         return f'<tr class="own"><td>{escape(arm.name)}</td>{cells}<td></td><td></td></tr>'
-    color = "win" if arm.vs.low > 0 else "loss" if arm.vs.high < 0 else ""
+    color = {"better": "win", "worse": "loss", "level": ""}[arm.verdict]
     vs = f"{arm.vs.mean:+.3f} ({arm.vs.low:+.3f} to {arm.vs.high:+.3f})"
     return f'<tr><td>{escape(arm.name)}</td>{cells}<td class="{color}">{vs}</td><td>{arm.chance:.3f}</td></tr>'
 

@@ -1,6 +1,7 @@
 """What happened: plain records without tensors, for pictures, files and people."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ class ArmReport:
 
     name: str
     mean: float
-    """Of the test metric..."""
+    """Of the metric..."""
     iqm: float
     """...and of its middle half."""
     j: float
@@ -181,12 +182,19 @@ class ArmReport:
     chance: float | None
     """How likely chance alone makes as large a difference in J, corrected for the number of arms (Holm)."""
     scores: tuple[float, ...] = ()
-    """On test data, of every host in every training."""
+    """Of every host in every training."""
+
+    @property
+    def verdict(self) -> Literal["better", "worse", "level"]:
+        """How the policy under test is against this one: the interval must leave out 0, and chance be unlikely."""
+        if self.vs is None or self.chance is None or self.chance >= 0.05 or self.vs.low <= 0 <= self.vs.high:
+            return "level"
+        return "better" if self.vs.mean > 0 else "worse"
 
 
 @dataclass(frozen=True)
 class ExamReport:
-    """Policies side by side on the same fresh hosts, scored on test data."""
+    """Policies side by side on the same fresh hosts."""
 
     task: str
     host: str
@@ -194,6 +202,8 @@ class ExamReport:
     hosts: int
     trainings: int
     """Of the policy under test."""
+    data: str
+    """What scores were measured on: test data in a final exam, validation data in a preliminary one."""
     episode: int
     rent: float
     policy: str

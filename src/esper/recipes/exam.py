@@ -26,9 +26,9 @@ from esper.tamiyo.policies import (
 from esper.tolaria import FleetEnv
 from esper.tolaria.grown import Grown
 
-FINAL, TUNE, PLANS, OTHERS = 1_000_000, 4_000_000, 5_000_000, 6_000_000
-"""Bands of rng_seeds, counted from that of the hosts to learn from: final scores, learning rates, plans, and hosts
-with other weights. No host is in two of them."""
+DEVELOPMENT, FINAL, TUNE, PLANS, OTHERS = 1_000_000, 7_000_000, 4_000_000, 5_000_000, 6_000_000
+"""Bands of rng_seeds, counted from that of the hosts to learn from: scores to look at while one works, final scores,
+learning rates, plans, and hosts with other weights. No host is in two of them."""
 SIMPLE: tuple[type[Policy], ...] = (Never, RandomLegal, Heuristic)
 
 
@@ -47,10 +47,14 @@ class ExamConfig:
     neither."""
     thorough: bool = True
     """All rules, and what needs the grown hosts: their topologies from scratch, replays, longer training."""
+    final: bool = True
+    """On hosts and data that are for this alone; otherwise on others, and scored on validation data."""
     told: int = 12
     """Hosts whose lives are told in full."""
 
     def __post_init__(self) -> None:
+        if self.thorough and not self.final:
+            raise EsperError("thorough exams are final: leave thorough or set final")
         for name, least in (("hosts", 2), ("tuned_on", 1), ("plans", 0), ("told", 0)):
             if getattr(self, name) < least:
                 raise EsperError(f"{name} must be at least {least}, not {getattr(self, name)}")
@@ -58,8 +62,8 @@ class ExamConfig:
             raise EsperError(f"rates must be positive, and at least one, not {self.rates}")
 
 
-QUICK = ExamConfig(hosts=16, rates=(1.0,), plans=0, thorough=False)
-"""Never, random and the heuristic at the recipe's own learning rate."""
+QUICK = ExamConfig(hosts=16, rates=(1.0,), plans=0, thorough=False, final=False)
+"""A preliminary exam: never, random and the heuristic at the recipe's own learning rate."""
 
 
 def hold_exam(
@@ -94,7 +98,8 @@ class Room:
         everyone = [*policies, *rivals]
         rates = self.tuned([policies[0], *rivals])
         lr = [rates[0]] * len(policies) + rates[1:]
-        env = self.env(self.config.hosts, len(everyone), FINAL, lr, test=True)
+        band = FINAL if self.config.final else DEVELOPMENT
+        env = self.env(self.config.hosts, len(everyone), band, lr, test=self.config.final)
         sitting = examine(env, everyone, self.rent, self.rng_seed, min(self.config.told, self.config.hosts))
         count, episode = len(policies), self.fleet.env.episode
         ours = Arm(policies[0].name, sitting.outcomes[:count], episode, lr[0])
@@ -104,8 +109,10 @@ class Room:
         ]
         if self.config.thorough:
             others += self.derived(sitting, ours, others[0])
-        report = verdicts(env.fleet, self.rent, ours, others, self.rng_seed)
-        return replace(report, unseen=self.unseen), sitting.lives
+        data = "test" if self.config.final else "validation"
+        report = verdicts(env.fleet, self.rent, ours, others, self.rng_seed, data)
+        told = [life for i, life in enumerate(sitting.lives) if not 1 <= i % len(everyone) < count]
+        return replace(report, unseen=self.unseen), told
 
     def env(
         self, hosts: int, group: int, band: int, lr: Sequence[float], test: bool = False, episode: int | None = None
@@ -118,13 +125,13 @@ class Room:
         env.fleet.seed_lr.copy_(rates[:, None])
         return env
 
-    def tuned(self, policies: Sequence[Policy]) -> list[float]:
+    def tuned(self, policies: Sequence[Policy], episode: int | None = None) -> list[float]:
         """The learning rate of each policy, chosen on hosts of its own by validation J."""
         grid = [rate * self.fleet.train.lr for rate in self.config.rates]
         if len(grid) == 1:
             return grid * len(policies)
         each = [policy for policy in policies for _ in grid]
-        env = self.env(self.config.tuned_on, len(each), TUNE, grid * len(policies))
+        env = self.env(self.config.tuned_on, len(each), TUNE, grid * len(policies), episode=episode)
         found = [outcome.objective.mean().item() for outcome in compare(env, each, self.rent, self.rng_seed)]
         rows = [found[i : i + len(grid)] for i in range(0, len(found), len(grid))]
         return [grid[row.index(max(row))] for row in rows]
@@ -168,13 +175,14 @@ class Room:
             longer,
             scratch,
             Arm("static, longer", again, episode, ours.lr),
-            Arm("replay", replayed, ours.episode, ours.lr),
+            Arm("replay", replayed, ours.episode, ours.lr, paired=False),
         ]
 
     def spent(self, name: str, never: Arm, cost: float) -> Arm:
         episode = _as_long(never, cost)
-        env = self.env(self.config.hosts, 1, FINAL, [never.lr], test=True, episode=episode)
-        return Arm(name, [play(env, Never(), self.rent, self.rng_seed)], episode, never.lr)
+        (lr,) = self.tuned([Never()], episode)
+        env = self.env(self.config.hosts, 1, FINAL, [lr], test=True, episode=episode)
+        return Arm(name, [play(env, Never(), self.rent, self.rng_seed)], episode, lr)
 
     def static(self, sitting: Sitting, policy: int, lr: float, episode: int) -> Outcome:
         env = self.env(self.config.hosts, 1, FINAL, [lr], test=True, episode=episode)

@@ -1,7 +1,7 @@
 """A head start: the controller begins as a clone of the best of the heuristic and plans that were written by chance."""
 
 from esper.recipes.config import Recipe
-from esper.simic.cloning import CloneConfig, CloneReport, clone
+from esper.simic.cloning import CloneConfig, clone
 from esper.simic.rollout import CollectConfig, Collector, record
 from esper.simic.search import best_first, random_plans
 from esper.tamiyo import Controller
@@ -11,12 +11,10 @@ SEARCH, SHOW = 2_000_000, 3_000_000
 """Between the rng_seeds of hosts to learn from and those of hosts that plans are tried on, and shown on."""
 
 
-def begin(recipe: Recipe, controller: Controller) -> list[CloneReport]:
-    """Try the heuristic and some plans and imitate the best, on every fleet; without plans, nothing happens."""
+def begin(recipe: Recipe, controller: Controller) -> int:
+    """Try the heuristic and some plans and imitate the best, on every fleet. Returns how many decisions that took."""
     start, rent = recipe.start, recipe.learn.rent.end
-    if not start.plans:
-        return []
-    episodes = []
+    episodes, decisions = [], 0
     for fleet in recipe.fleets:
         env = fleet.build_group(recipe.engine, start.hosts, start.plans + 1, SEARCH)
         tried = [Heuristic(), *random_plans(env.setting, start.plans, recipe.learn.rng_seed)]
@@ -25,5 +23,7 @@ def begin(recipe: Recipe, controller: Controller) -> list[CloneReport]:
         collector = Collector([shown], controller, CollectConfig(horizon=fleet.env.episode), recipe.learn.rng_seed)
         collector.begin(rent)
         episodes.append(record(collector, [SideBySide(best)], rent, recipe.learn.reward))
-    config = CloneConfig(epochs=start.epochs, rng_seed=recipe.learn.rng_seed)
-    return list(clone(controller, episodes, config))
+        decisions += fleet.env.episode * (env.fleet.num_hosts + shown.fleet.num_hosts)
+    for _ in clone(controller, episodes, CloneConfig(epochs=start.epochs, rng_seed=recipe.learn.rng_seed)):
+        pass
+    return decisions

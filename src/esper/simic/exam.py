@@ -15,7 +15,7 @@ from esper.leyline.reports import ArmReport, EpochReport, ExamReport, Life, Slot
 from esper.leyline.state import NO_BLUEPRINT, Setting, SlotState
 from esper.simic.play import Outcome
 from esper.simic.search import compare
-from esper.simic.statistics import Values, holm, improvement, iqm, paired, sign_flips
+from esper.simic.statistics import Values, chance, holm, improvement, iqm, paired, unpaired
 from esper.tamiyo.features import View
 from esper.tamiyo.policies import Policy
 from esper.tolaria import Fleet, FleetEnv
@@ -31,6 +31,8 @@ class Arm(NamedTuple):
     lr: float
     searched: int = 0
     """Lives that went into choosing it."""
+    paired: bool = True
+    """Whether its hosts began with the weights of those of the policy under test."""
 
     def values(self, field: str) -> Values:
         """One number for each training and host."""
@@ -54,12 +56,10 @@ class Sitting(NamedTuple):
 
 
 def examine(env: FleetEnv, policies: Sequence[Policy], rent: float, rng_seed: int = 0, told: int = 0) -> Sitting:
-    """Policies on the env's hosts: groups of which each policy has one. Scored on the env's test data.
+    """Policies on the env's hosts: groups of which each policy has one. Scored on the env's test data, if it has any.
 
     The lives of the first hosts are told, as many as asked for.
     """
-    if env.test is None:
-        raise EsperError("env must hold test data for an exam: FleetEnv(fleet, config, test=load_test(...))")
     diary = Diary(env, range(told * len(policies)))
     outcomes = compare(env, policies, rent, rng_seed, diary.note)
     lives = [
@@ -74,10 +74,16 @@ def described(fleet: Fleet) -> str:
     return f"{fleet.spec.kind} {'-'.join(map(str, fleet.spec.widths))}"
 
 
-def verdicts(fleet: Fleet, rent: float, ours: Arm, others: Sequence[Arm], rng_seed: int = 0) -> ExamReport:
+def verdicts(
+    fleet: Fleet, rent: float, ours: Arm, others: Sequence[Arm], rng_seed: int = 0, data: str = "test"
+) -> ExamReport:
     """What can be said of the first arm against each of the others."""
     j = ours.values("objective")
-    chances = holm({arm.name: sign_flips(j, arm.values("objective"), rng_seed) for arm in others})
+    names = [arm.name for arm in (ours, *others)]
+    for name in names:
+        if names.count(name) > 1:
+            raise EsperError(f"{names.count(name)} arms are called {name!r}: every arm needs a name of its own")
+    chances = holm({arm.name: chance(j, arm.values("objective"), rng_seed, arm.paired) for arm in others})
 
     def report(arm: Arm) -> ArmReport:
         metric, theirs = arm.values("metric"), arm.values("objective")
@@ -94,7 +100,7 @@ def verdicts(fleet: Fleet, rent: float, ours: Arm, others: Sequence[Arm], rng_se
             lr=arm.lr,
             searched=arm.searched,
             episode=arm.episode,
-            vs=None if own else paired(j, theirs, rng_seed),
+            vs=None if own else (paired if arm.paired else unpaired)(j, theirs, rng_seed),
             improvement=None if own else improvement(j, theirs),
             chance=None if own else chances[arm.name],
             scores=tuple(arm.values("score").flatten().tolist()),
@@ -106,6 +112,7 @@ def verdicts(fleet: Fleet, rent: float, ours: Arm, others: Sequence[Arm], rng_se
         metric=fleet.objective.metric_name,
         hosts=j.shape[1],
         trainings=j.shape[0],
+        data=data,
         episode=ours.episode,
         rent=rent,
         policy=ours.name,
@@ -143,7 +150,7 @@ class Diary:
         self.alive = torch.ones_like(env.fleet.everyone)
 
     def note(self, actions: Tensor, step: Step) -> None:
-        self.actions.append(actions)
+        self.actions.append(actions.where(self.alive[:, None], 0))  # of whoever came after a sick host, nothing
         self.final = SlotState(
             *(torch.where(self.alive[:, None], new, old) for new, old in zip(step.final.slots, self.final, strict=True))
         )

@@ -57,7 +57,7 @@ def play(
         step = env.step(action)
         witness(action, step)
         over = (step.terminated | step.truncated) & alive
-        final = step.final if step.test is None else on_test(step, env.setting.chance)
+        final = step.final if step.test is None else on_test(step, env)
         ended = Outcome(
             objective(final, rents) - step.penalty,
             final.score.float(),
@@ -74,8 +74,10 @@ def play(
     return found
 
 
-def on_test(step: Step, chance: float) -> Signals:
-    """Where a life ended, with what it scores on test data."""
+def on_test(step: Step, env: FleetEnv) -> Signals:
+    """Where a life ended, with what it scores on test data; a sick host's answers are no better than guessing."""
     assert step.test is not None
+    chance, guess = env.setting.chance, env.setting.guess
     score = torch.where(step.terminated, chance, step.test.score)
-    return step.final._replace(score=score.to(step.final.score), metric=step.test.metric.to(step.final.metric))
+    metric = torch.where(step.terminated, chance if env.fleet.objective.direction == "max" else guess, step.test.metric)
+    return step.final._replace(score=score.to(step.final.score), metric=metric.to(step.final.metric))

@@ -33,6 +33,29 @@ def paired(ours: Values, theirs: Values, rng_seed: int = 0, confidence: float = 
     return Interval(float(differences.mean()), float(low), float(high))
 
 
+def unpaired(ours: Values, theirs: Values, rng_seed: int = 0, confidence: float = 0.95) -> Interval:
+    """The same for hosts that have nothing in common: both sides are resampled by themselves."""
+    generator = np.random.default_rng(rng_seed)
+    draws = [x.ravel()[generator.integers(x.size, size=(RESAMPLES, x.size))].mean(1) for x in (ours, theirs)]
+    tail = 100 * (1 - confidence) / 2
+    low, high = np.percentile(draws[0] - draws[1], [tail, 100 - tail])
+    return Interval(float(ours.mean() - theirs.mean()), float(low), float(high))
+
+
+def chance(ours: Values, theirs: Values, rng_seed: int = 0, hosts_are_paired: bool = True) -> float:
+    """How likely chance alone makes as large a difference: by flipping the signs of hosts' differences or, with several
+    trainings or unlike hosts, the largest confidence at which the interval still leaves out 0."""
+    if hosts_are_paired and np.atleast_2d(ours).shape[0] == 1:
+        return sign_flips(ours, theirs, rng_seed)
+    interval = paired if hosts_are_paired else unpaired
+    inside, outside = 0.0, 1.0  # confidences: at none everything is left out, at all nothing
+    for _ in range(12):
+        middle = (inside + outside) / 2
+        found = interval(ours, theirs, rng_seed, middle)
+        inside, outside = (middle, outside) if found.low > 0 or found.high < 0 else (inside, middle)
+    return 1 - inside
+
+
 def improvement(ours: Values, theirs: Values) -> float:
     """How likely one of ours is above one of theirs, taken by chance; equal ones count half."""
     above = ours.reshape(-1, 1) > theirs.reshape(1, -1)

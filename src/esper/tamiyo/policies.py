@@ -4,6 +4,7 @@ A policy decides for all hosts of a fleet at once. What it remembers of their li
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -262,7 +263,7 @@ class SideBySide:
     def __init__(self, policies: Sequence[Policy]) -> None:
         if not policies:
             raise EsperError("policies must hold at least one")
-        self.policies = list(policies)
+        self.policies = [copy(policy) for policy in policies]  # one that is here twice remembers two things
 
     def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
         for policy in self.policies:

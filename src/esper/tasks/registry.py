@@ -61,10 +61,18 @@ def _build(name: str, options: dict[str, object]) -> TaskData:
     for option in options:
         if option not in known and not takes_any:
             raise unknown(f"option of task {name!r}", option, known)
-    for option, kind in get_type_hints(build).items():
+    for option, kind in _hints(build).items():
         kinds = (int, float) if kind is float else kind
         if option in options and kind in (int, float, str) and not isinstance(options[option], kinds):
             raise EsperError(
                 f"option {option} of task {name!r} must be of type {kind.__name__}, not {options[option]!r}"
             )
     return build(**options)
+
+
+def _hints(build: Callable[..., TaskData]) -> dict[str, type]:
+    """What a builder says of its options; one that says nothing, such as a partial, takes what it gets."""
+    try:
+        return get_type_hints(build)
+    except (TypeError, NameError):
+        return {}

@@ -1,5 +1,6 @@
 """A run at a glance, in a terminal."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
@@ -61,11 +62,13 @@ class Board:
 
 
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
-    """The newest values as a row of bars, from the lowest to the highest of them."""
+    """The newest values as a row of bars, from the lowest to the highest of them; a gap where one is not finite."""
     shown = list(values)[-width:]
-    low, high = min(shown), max(shown)
-    span = (high - low) or 1.0
-    return "".join(BARS[min(int((x - low) / span * len(BARS)), len(BARS) - 1)] for x in shown)
+    known = [x for x in shown if math.isfinite(x)]
+    low = min(known, default=0.0)
+    span = (max(known, default=0.0) - low) or 1.0
+    bars = [min(int((x - low) / span * len(BARS)), len(BARS) - 1) if math.isfinite(x) else None for x in shown]
+    return "".join(" " if bar is None else BARS[bar] for bar in bars)
 
 
 def duration(seconds: float) -> str:

@@ -7,7 +7,8 @@ episodes.jsonl         one line for every host whose life has ended
 checkpoints/           everything that the next update depends on: the newest few, and best.safetensors
 controller.safetensors the controller, once the run is done
 exam.json              how it compares with simple policies on fresh hosts
-exams.jsonl            every exam that was ever held, the last one at the end
+exams.jsonl            every final exam that was ever held, the last one at the end
+start.json             what the head start took, if there was one
 lives.jsonl            what it did with some of them, decision by decision
 report.html, pictures/ all of this, to look at
 """
@@ -23,6 +24,7 @@ from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.plain import finite, revive
@@ -32,7 +34,7 @@ VERSION = 1
 """Of the folder's layout; docs/files.md lists what each version changed."""
 BEST = "best.safetensors"
 REPORTS, EPISODES, EXAM, LIVES = "reports.jsonl", "episodes.jsonl", "exam.json", "lives.jsonl"
-EXAMS, CONTROLLER = "exams.jsonl", "controller.safetensors"
+EXAMS, START, CONTROLLER = "exams.jsonl", "start.json", "controller.safetensors"
 LOGS = (REPORTS, EPISODES)
 """What only grows; a resumed run cuts it back to where its checkpoint was written."""
 
@@ -93,23 +95,25 @@ class RunFolder:
         except OSError as error:
             raise FileError(f"cannot write {self.path / name}: {error.strerror or error}") from error
 
-    def reports(self, since: int = 0) -> list[UpdateReport]:
-        """The updates so far, from one of them on. A last line that is still being written is left out."""
-        return self._records(REPORTS, UpdateReport, since)
+    def reports(self) -> list[UpdateReport]:
+        """The updates so far. A last line that is still being written is left out."""
+        return self._records(REPORTS, UpdateReport)
 
     def episodes(self) -> list[LifeReport]:
         return self._records(EPISODES, LifeReport)
 
-    def _records(self, name: str, kind: type, since: int = 0) -> list[Any]:
+    def _records(self, name: str, kind: type) -> list[Any]:
         path, found = self.path / name, []
         if not path.exists():
             return []
         try:
             lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-            for number, line in enumerate(lines[since:], since + 1):
+            for number, line in enumerate(lines, 1):
                 found.append(revive(kind, json.loads(line), f"line {number}", null=math.nan))
         except (json.JSONDecodeError, UnicodeDecodeError):
-            raise FileError(f"{path} is damaged after line {since + len(found)}") from None
+            raise FileError(f"{path} is damaged after line {len(found)}") from None
+        except OSError as error:
+            raise FileError(f"cannot read {path}: {error.strerror or error}") from None
         except EsperError as error:
             raise FileError(f"{path} is damaged: {error}") from None
         return found
@@ -127,8 +131,11 @@ class RunFolder:
             if self._length(name) < offsets[name]:
                 raise FileError(f"{self.path / name} is shorter than its checkpoint says: lines are missing")
         for name in LOGS:
-            if (self.path / name).exists():
-                os.truncate(self.path / name, offsets[name])
+            if self._length(name) > offsets[name]:
+                try:
+                    os.truncate(self.path / name, offsets[name])
+                except OSError as error:
+                    raise FileError(f"cannot cut {self.path / name}: {error.strerror or error}") from None
 
     def checkpoint_path(self, update: int) -> Path:
         return self.path / "checkpoints" / f"{update:06d}.safetensors"
@@ -158,8 +165,30 @@ class RunFolder:
     def write_exam(self, exams: Sequence[ExamReport], lives: Sequence[Life]) -> None:
         """How the controller does on fresh hosts. Lives first: where there is an exam, there are its lives."""
         self.write(LIVES, "".join(json.dumps(finite(asdict(life))) + "\n" for life in lives))
-        self._append(EXAMS, [asdict(exam) for exam in exams])
         self._write_json(EXAM, {"version": VERSION, "exams": [finite(asdict(exam)) for exam in exams]})
+
+    def log_exam(self, exams: Sequence[ExamReport], runs: Sequence[str], date: str) -> None:
+        """Final exams are never forgotten."""
+        self._append(EXAMS, [{"date": date, "runs": list(runs), "exam": asdict(exam)} for exam in exams])
+
+    def write_start(self, decisions: int, seconds: float) -> None:
+        """What a head start took."""
+        self._write_json(START, {"decisions": decisions, "seconds": seconds})
+
+    def start(self) -> tuple[int, float]:
+        """Decisions and seconds of the head start; none if there was none."""
+        if not (self.path / START).exists():
+            return 0, 0.0
+        found = self._read_json(START)
+        try:
+            return int(found["decisions"]), float(found["seconds"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileError(f"{self.path / START} is damaged: {error!r}") from None
+
+    @property
+    def identity(self) -> str:
+        """A name that no other run has."""
+        return f"{self.path.resolve().name}-{self.environment().get('id', '')}"
 
     def exams(self) -> list[ExamReport]:
         """One for every fleet; none before the run is done."""
@@ -203,6 +232,7 @@ class RunFolder:
 def environment(device: str, threads: int) -> dict[str, Any]:
     """Where a run happens, as far as its numbers may depend on it."""
     return {
+        "id": uuid4().hex[:8],
         "esper": version("esper"),
         "torch": version("torch"),
         "numpy": version("numpy"),

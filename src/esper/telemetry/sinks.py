@@ -24,7 +24,7 @@ class Sink(Protocol):
 class TensorBoard:
     """Event files for TensorBoard, in a run's folder. After a resume, what will be heard again is hidden."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], update: int) -> None:
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any], update: int) -> None:
         with _beginning("tensorboard"):
             from torch.utils.tensorboard.writer import SummaryWriter
 
@@ -41,10 +41,9 @@ class TensorBoard:
 
 
 class WandB:
-    """A run of Weights & Biases, of the same name as the folder. $WANDB_MODE=offline keeps it on this machine."""
+    """A run of Weights & Biases, named like its folder. $WANDB_MODE=offline keeps it on this machine."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], update: int) -> None:
-        name = folder.resolve().name
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any], update: int) -> None:
         with _beginning("wandb"):
             import wandb
 
@@ -60,12 +59,11 @@ class WandB:
 
 
 class MLflow:
-    """A run of MLflow, of the same name as the folder, where $MLFLOW_TRACKING_URI says.
+    """A run of MLflow, named like its folder, where $MLFLOW_TRACKING_URI says.
 
     A resumed run goes on with the MLflow run that it began."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], update: int) -> None:
-        name = folder.resolve().name
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any], update: int) -> None:
         with _beginning("mlflow"):
             import mlflow
 

@@ -128,11 +128,15 @@ class FleetEnv:
             vitals=of.vitals,
         )
 
+    def flops(self) -> Int[Tensor, " N"]:
+        """What the last epoch cost each host."""
+        return self.fleet.flops()
+
     def step(self, actions: Int[Tensor, "N H"]) -> Step:
         """One decision for every host, one epoch, and fresh hosts where lives have ended."""
         refused, train_loss, measured = self.fleet.decide(actions)
         self.age = self.age + 1
-        chance, flops = self.setting.chance, self.fleet.flops().double()
+        chance, flops = self.setting.chance, self.flops().double()
         sick, self.history = judge(self.history, self.fleet, train_loss, measured, chance, self.config.governor)
         truncated = (self.age >= self.config.episode) & ~sick
         now = self.signals(measured, train_loss, flops, self.fleet)

@@ -147,8 +147,8 @@ class Fleet:
         """Parameters of all seeds, silent ones too, over those of the bare host."""
         return self.seeds_in_slots(self.seed_sizes, state).sum(1) / self.trunk.layout.num_parameters
 
-    def flops(self) -> Int[Tensor, " N"]:
-        """What this epoch cost each host, its share of silent lessons and of counterfactuals included."""
+    def flops(self, counterfactuals: bool = True) -> Int[Tensor, " N"]:
+        """What this epoch cost each host, silent lessons included, and measuring what seeds are worth."""
         seeds, loud, silent = (
             self.seeds_in_slots(self.seed_flops, self.state),
             speaking(self.state),
@@ -159,7 +159,9 @@ class Fleet:
         switched = heard[:, None] + torch.where(loud, -seeds, seeds)
         without = switched.where(self.state.blueprint != NO_BLUEPRINT, 0).sum(1)
         trained = len(self.train_data[0]) // self.config.batch_size * self.config.batch_size
-        return (1 + BACKWARD) * trained * (heard + side) + len(self.validation_data[0]) * (heard + without)
+        return (1 + BACKWARD) * trained * (heard + side) + len(self.validation_data.x) * (
+            heard + counterfactuals * without
+        )
 
     def legal(self) -> Bool[Tensor, "N O S"]:
         return legal(self.state, self.vitals, self.lifecycle)
@@ -288,7 +290,8 @@ class Fleet:
     @torch.no_grad()
     def evaluate_on(self, data: Split) -> Measured:
         """The same on other data, which nothing is ever chosen by."""
-        plan = self.plan(self.known(), measuring=True)
+        as_they_are = torch.zeros_like(self.state.alpha, dtype=torch.bool)
+        plan = self.plan(self.known(), measuring=True, switched=as_they_are)
         chunks = self.memory.chunks(self.num_hosts, len(data.x), *rows_of(plan), training=False)
         return self.measure(pack(plan, self.device), chunks, self.resident(data))
 

@@ -1,6 +1,8 @@
 """Hosts that need not grow: they have a grown host's seeds from the beginning, with fresh weights."""
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from esper.kasmina.lifecycle import empty_slots
 from esper.leyline.lifecycle import Stage
@@ -16,6 +18,10 @@ class Grown(FleetEnv):
     def __init__(self, fleet: Fleet, topology: SlotState, config: EnvConfig, test: Split | None = None) -> None:
         super().__init__(fleet, config, test)
         self.topology = topology
+
+    def flops(self) -> Int[Tensor, " N"]:
+        """Nobody asks what its seeds are worth."""
+        return self.fleet.flops(counterfactuals=False)
 
     def reset(self) -> Signals:
         super().reset()
