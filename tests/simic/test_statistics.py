@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import trim_mean
 
-from esper.simic.statistics import chance, holm, improvement, iqm, paired, sign_flips, unpaired
+from esper.simic.statistics import chance, holm, improvement, iqm, iqm_interval, paired, sign_flips, unpaired
 
 SOME = np.array([0.1, 0.9, 0.4, 0.35, 0.6, 0.2, 0.8, 0.5])
 
@@ -91,3 +91,12 @@ def test_without_pairs_the_luck_of_hosts_counts():
     assert interval.mean == pytest.approx(0.1)
     assert interval.low < 0 < interval.high
     assert chance(luck + 0.1, luck, hosts_are_paired=False) > 0.3
+
+
+def test_the_interval_of_an_iqm_holds_it_and_shrinks_with_hosts():
+    values = np.random.default_rng(0).normal(size=400)
+    few, many = iqm_interval(values[:20]), iqm_interval(values)
+    assert few.low < few.mean == iqm(values[:20]) < few.high
+    assert many.high - many.low < (few.high - few.low) / 2
+    wild = np.append(values[:20], 1000.0)
+    assert iqm_interval(wild).high < 5 < paired(wild, np.zeros(21)).high

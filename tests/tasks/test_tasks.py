@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import json
 import pickle
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.objectives import CLASSIFICATION
 from esper.leyline.specs import HostSpec, TaskSpec
 from esper.leyline.state import Split
-from esper.tasks import TaskData, load_task, load_test, packaged, register_task, task_names, unregister_task
+from esper.tasks import TaskData, load_task, load_test, made, packaged, register_task, task_names, unregister_task
 from esper.tolaria import Reference
 
 MADE = ("mnist1d", "digits", "spirals", "planted")
@@ -301,3 +302,13 @@ def test_text_predicts_the_next_character(tmp_path):
 
 def test_every_task_has_a_name():
     assert task_names() == ("mnist1d", "digits", "spirals", "planted", "images", "text")
+
+
+def test_options_have_their_types_and_a_builder_that_says_nothing_takes_what_it_gets():
+    with pytest.raises(EsperError, match="option examples of task 'spirals' must be of type int, not 'many'"):
+        load_task("spirals", examples="many")
+    register_task("half", partial(made.spirals, examples=300))
+    try:
+        assert len(load_task("half", arms=2).train.x) == 200
+    finally:
+        unregister_task("half")

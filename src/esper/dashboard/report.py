@@ -170,9 +170,13 @@ def _exam(exam: ExamReport) -> str:
     return f'<p class="quiet">{escape(about)}</p><table><tr>{head}</tr>{"".join(map(_row, exam.arms))}</table>'
 
 
+def _iqm(arm: ArmReport) -> str:
+    return f"{arm.iqm:.3f} ({arm.iqm_interval.low:.3f} to {arm.iqm_interval.high:.3f})"
+
+
 def _row(arm: ArmReport) -> str:
-    numbers = (f"{arm.mean:.4f}", f"{arm.iqm:.4f}", f"{arm.growth:.2f}", f"{arm.params:,.0f}", f"{arm.flops:.1e}")
-    cells = "".join(f"<td>{x}</td>" for x in (*numbers, str(arm.episode), f"{arm.lr:g}", f"{arm.j:.4f}"))
+    numbers = (f"{arm.mean:.3f}", _iqm(arm), f"{arm.growth:.2f}", f"{arm.params:,.0f}", f"{arm.flops:.1e}")
+    cells = "".join(f"<td>{x}</td>" for x in (*numbers, str(arm.episode), f"{arm.lr:g}", f"{arm.j:.3f}"))
     if arm.vs is None:
         return f'<tr class="own"><td>{escape(arm.name)}</td>{cells}<td></td><td></td></tr>'
     color = {"better": "win", "worse": "loss", "level": ""}[arm.verdict]

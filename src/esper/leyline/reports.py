@@ -162,7 +162,9 @@ class ArmReport:
     mean: float
     """Of the metric..."""
     iqm: float
-    """...and of its middle half."""
+    """...and of its middle half..."""
+    iqm_interval: Interval
+    """...with where that lies."""
     j: float
     params: float
     growth: float

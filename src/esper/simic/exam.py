@@ -15,7 +15,7 @@ from esper.leyline.reports import ArmReport, EpochReport, ExamReport, Life, Slot
 from esper.leyline.state import NO_BLUEPRINT, Setting, SlotState
 from esper.simic.play import Outcome
 from esper.simic.search import compare
-from esper.simic.statistics import Values, chance, holm, improvement, iqm, paired, unpaired
+from esper.simic.statistics import Values, chance, holm, improvement, iqm, iqm_interval, paired, unpaired
 from esper.tamiyo.features import View
 from esper.tamiyo.policies import Policy
 from esper.tolaria import Fleet, FleetEnv
@@ -92,6 +92,7 @@ def verdicts(
             name=arm.name,
             mean=float(metric.mean()),
             iqm=iqm(metric),
+            iqm_interval=iqm_interval(metric, rng_seed),
             j=float(theirs.mean()),
             params=fleet.trunk.layout.num_parameters * (1 + growth),
             growth=growth,

@@ -15,31 +15,47 @@ FLIPS = 10_000
 
 def iqm(values: Values) -> float:
     """The mean of the middle half: a quarter of the values is left out at each end, rounded down."""
-    ordered = np.sort(values, axis=None)
-    cut = len(ordered) // 4
-    return float(ordered[cut : len(ordered) - cut].mean())
+    return float(_middle(values.reshape(1, -1))[0])
+
+
+def iqm_interval(values: Values, rng_seed: int = 0, confidence: float = 0.95) -> Interval:
+    """The same, and the interval in which it lies."""
+    drawn = _resampled(values, np.random.default_rng(rng_seed))
+    return _interval(iqm(values), _middle(drawn.reshape(RESAMPLES, -1)), confidence)
 
 
 def paired(ours: Values, theirs: Values, rng_seed: int = 0, confidence: float = 0.95) -> Interval:
     """The mean difference, host by host, and the interval in which it lies by resampling hosts, and trainings if
     there are several."""
-    differences = np.atleast_2d(ours - theirs)
-    generator = np.random.default_rng(rng_seed)
-    trainings, hosts = differences.shape
-    rows = generator.integers(trainings, size=(RESAMPLES, trainings, 1))
-    columns = generator.integers(hosts, size=(RESAMPLES, 1, hosts))
-    tail = 100 * (1 - confidence) / 2
-    low, high = np.percentile(differences[rows, columns].mean((1, 2)), [tail, 100 - tail])
-    return Interval(float(differences.mean()), float(low), float(high))
+    differences = ours - theirs
+    drawn = _resampled(differences, np.random.default_rng(rng_seed))
+    return _interval(differences.mean(), drawn.mean((1, 2)), confidence)
 
 
 def unpaired(ours: Values, theirs: Values, rng_seed: int = 0, confidence: float = 0.95) -> Interval:
     """The same for hosts that have nothing in common: both sides are resampled by themselves."""
     generator = np.random.default_rng(rng_seed)
-    draws = [x.ravel()[generator.integers(x.size, size=(RESAMPLES, x.size))].mean(1) for x in (ours, theirs)]
+    mine, others = (_resampled(x, generator).mean((1, 2)) for x in (ours, theirs))
+    return _interval(ours.mean() - theirs.mean(), mine - others, confidence)
+
+
+def _resampled(values: Values, generator: np.random.Generator) -> Values:
+    """Trainings and hosts, each drawn again with replacement, many times over."""
+    rows, columns = np.atleast_2d(values).shape
+    drawn_rows = generator.integers(rows, size=(RESAMPLES, rows, 1))
+    drawn_columns = generator.integers(columns, size=(RESAMPLES, 1, columns))
+    return np.atleast_2d(values)[drawn_rows, drawn_columns]
+
+
+def _middle(rows: Values) -> Values:
+    cut = rows.shape[1] // 4
+    return np.sort(rows, axis=1)[:, cut : rows.shape[1] - cut].mean(1)
+
+
+def _interval(mean: float, drawn: Values, confidence: float) -> Interval:
     tail = 100 * (1 - confidence) / 2
-    low, high = np.percentile(draws[0] - draws[1], [tail, 100 - tail])
-    return Interval(float(ours.mean() - theirs.mean()), float(low), float(high))
+    low, high = np.percentile(drawn, [tail, 100 - tail])
+    return Interval(float(mean), float(low), float(high))
 
 
 def chance(ours: Values, theirs: Values, rng_seed: int = 0, hosts_are_paired: bool = True) -> float:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from esper.leyline.errors import EsperError, unknown
 from esper.leyline.state import Split, Task
@@ -70,7 +70,7 @@ def _build(name: str, options: dict[str, object]) -> TaskData:
     return build(**options)
 
 
-def _hints(build: Callable[..., TaskData]) -> dict[str, type]:
+def _hints(build: Builder) -> dict[str, Any]:
     """What a builder says of its options; one that says nothing, such as a partial, takes what it gets."""
     try:
         return get_type_hints(build)
