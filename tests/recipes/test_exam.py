@@ -7,8 +7,8 @@ import torch
 
 from esper.leyline.errors import EsperError
 from esper.recipes import recipe
-from esper.recipes.exam import DEVELOPMENT, FINAL, OTHERS, PLANS, QUICK, TUNE, ExamConfig, Room, hold_exam
-from esper.recipes.start import SEARCH, SHOW
+from esper.recipes.config import Band
+from esper.recipes.exam import QUICK, ExamConfig, Room, hold_exam
 from esper.recipes.suite import HELD_OUT, SUITE, setting
 from esper.simic.play import play
 from esper.simic.search import compare
@@ -55,6 +55,13 @@ def test_everyone_is_there(held):
     assert [life.arm for life in lives].count("learned") == 1, "of several trainings, the first is told"
     assert {life.host for life in lives} == {0}
     assert report.data == "test"
+
+
+def test_a_guest_with_a_name_that_is_taken_is_refused_before_anything_is_played(monkeypatch):
+    asked = smoke()
+    monkeypatch.setattr("esper.recipes.exam.examine", lambda *arguments: pytest.fail("the exam was held"))
+    with pytest.raises(EsperError, match="2 arms are called 'never'"):
+        hold_exam(asked, [Learned(Controller(asked.controller, 1))], replace(QUICK, hosts=2), [Never()])
 
 
 def test_a_preliminary_exam_touches_neither_final_hosts_nor_test_data():
@@ -108,8 +115,8 @@ def test_a_policy_that_remembers_is_tuned_as_it_is():
         FixedPlan([Planned(2, {"op": "GERMINATE", "slot": "s0"})]),
         Learned(Controller(asked.controller, 1)),
     ):
-        alone = play(room.env(2, 1, TUNE, [0.01]), policy, 0.02)
-        three = compare(room.env(2, 3, TUNE, [0.01] * 3), [policy] * 3, 0.02)
+        alone = play(room.env(2, 1, Band.TUNE, [0.01]), policy, 0.02)
+        three = compare(room.env(2, 3, Band.TUNE, [0.01] * 3), [policy] * 3, 0.02)
         if isinstance(policy, FixedPlan):
             assert all(torch.equal(o.growth, alone.growth) for o in three)
             assert alone.growth.any()
@@ -120,16 +127,14 @@ def test_a_policy_that_remembers_is_tuned_as_it_is():
 
 def test_a_learning_rate_of_its_own_for_every_place():
     room = Room(smoke(), smoke().fleets[0], SMALL)
-    env = room.env(2, 2, FINAL, [0.1, 0.2])
+    env = room.env(2, 2, Band.FINAL, [0.1, 0.2])
     assert env.fleet.lr.tolist() == [0.1, 0.2, 0.1, 0.2]
     assert torch.equal(env.fleet.seed_lr[:, 0], env.fleet.lr)
 
 
 def test_no_host_serves_two_purposes():
-    bands = [0, DEVELOPMENT, FINAL, TUNE, PLANS, OTHERS, SEARCH, SHOW]
-    assert len(set(bands)) == len(bands)
     room, seen = Room(smoke(), smoke().fleets[0], SMALL), []
-    for band in bands:
+    for band in Band:
         env = room.env(4, 1, band, [0.1])
         env.reset()
         seen += env.fleet.rng_seeds.tolist()
@@ -152,7 +157,7 @@ def test_an_impossible_exam_is_refused(field, value, message):
 
 @pytest.mark.parametrize("name", SUITE)
 def test_every_setting_of_the_suite_can_be_examined(name):
-    env = setting(name).build_group(Engine(), 1, 2, FINAL, test=True)
+    env = setting(name).build_group(Engine(), 1, 2, Band.FINAL, test=True)
     assert env.test is not None
     assert len(env.reset().score) == 2
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass, field, replace
+from enum import IntEnum, unique
 from typing import Any
 
 from esper.kasmina.gates import LifecycleConfig
@@ -13,6 +14,27 @@ from esper.simic.train import Training
 from esper.tamiyo import Controller, ControllerConfig
 from esper.tasks import load_task, load_test
 from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, TrainConfig
+
+
+@unique
+class Band(IntEnum):
+    """What hosts are for: added to the rng_seed of those that are learned from, so that none serves two purposes."""
+
+    LEARN = 0
+    DEVELOPMENT = 1_000_000
+    """Scores to look at while one works."""
+    SEARCH = 2_000_000
+    """A head start's plans are tried on these..."""
+    SHOW = 3_000_000
+    """...and imitated on these."""
+    TUNE = 4_000_000
+    """Learning rates of an exam's arms."""
+    PLANS = 5_000_000
+    """An exam's plans; every round of a tournament has hosts of its own."""
+    OTHERS = 6_000_000
+    """Hosts to replay growth on; every training's on its own."""
+    FINAL = 7_000_000
+    """Final scores, and nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)

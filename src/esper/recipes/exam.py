@@ -8,8 +8,8 @@ import torch
 
 from esper.leyline.errors import EsperError
 from esper.leyline.reports import ExamReport, Life
-from esper.recipes.config import FleetConfig, Recipe
-from esper.simic.exam import Arm, Replay, Sitting, examine, verdicts
+from esper.recipes.config import Band, FleetConfig, Recipe
+from esper.simic.exam import Arm, Replay, Sitting, distinct, examine, verdicts
 from esper.simic.play import Outcome, play
 from esper.simic.search import compare, pair_plans, random_plans, single_plans, tournament
 from esper.tamiyo.policies import (
@@ -27,9 +27,6 @@ from esper.tamiyo.policies import (
 from esper.tolaria import FleetEnv
 from esper.tolaria.grown import Grown
 
-DEVELOPMENT, FINAL, TUNE, PLANS, OTHERS = 1_000_000, 7_000_000, 4_000_000, 5_000_000, 6_000_000
-"""Bands of rng_seeds, counted from that of the hosts to learn from: scores to look at while one works, final scores,
-learning rates, plans, and hosts with other weights. No host is in two of them."""
 SIMPLE: tuple[type[Policy], ...] = (Never, RandomLegal, Heuristic)
 
 
@@ -97,9 +94,10 @@ class Room:
     def hold(self, policies: Sequence[Policy], guests: Sequence[Policy]) -> tuple[ExamReport, list[Life]]:
         rivals = [*self.rivals(), *guests]
         everyone = [*policies, *rivals]
+        distinct([policies[0].name, *(rival.name for rival in rivals)])
         rates = self.tuned([policies[0], *rivals])
         lr = [rates[0]] * len(policies) + rates[1:]
-        band = FINAL if self.config.final else DEVELOPMENT
+        band = Band.FINAL if self.config.final else Band.DEVELOPMENT
         env = self.env(self.config.hosts, len(everyone), band, lr, test=self.config.final)
         sitting = examine(env, everyone, self.rent, self.rng_seed, min(self.config.told, self.config.hosts))
         count, episode = len(policies), self.fleet.env.episode
@@ -133,7 +131,7 @@ class Room:
         if len(grid) == 1:
             return grid * len(policies)
         each = [policy for policy in policies for _ in grid]
-        env = self.env(self.config.tuned_on, len(each), TUNE, grid * len(policies), episode=episode)
+        env = self.env(self.config.tuned_on, len(each), Band.TUNE, grid * len(policies), episode=episode)
         found = [outcome.objective.mean().item() for outcome in compare(env, each, self.rent, self.rng_seed)]
         rows = [found[i : i + len(grid)] for i in range(0, len(found), len(grid))]
         return [grid[row.index(max(row))] for row in rows]
@@ -143,7 +141,7 @@ class Room:
         if self.config.thorough:
             found += [Schedule(), Plateau(), GapTrigger(), GreedyGradient(), GreedyGradient(against=True), Oversized()]
         if self.config.plans:
-            setting = self.env(1, 1, PLANS, [self.fleet.train.lr]).setting
+            setting = self.env(1, 1, Band.PLANS, [self.fleet.train.lr]).setting
             times = (0, self.fleet.env.episode // 4)
             pairs = pair_plans(setting, times, self.config.plans, self.rng_seed)
             found.append(self.best("best plan", random_plans(setting, self.config.plans, self.rng_seed)))
@@ -154,7 +152,7 @@ class Room:
         """The best of them on hosts of their own."""
 
         def build(hosts: int, group: int, round: int) -> FleetEnv:
-            return self.env(hosts, group, PLANS + round, [self.fleet.train.lr] * group)
+            return self.env(hosts, group, Band.PLANS + round, [self.fleet.train.lr] * group)
 
         found = tournament(build, plans, self.rent)
         self.episodes[name] = found.episodes
@@ -168,7 +166,7 @@ class Room:
         static, replayed = [], []
         for i in range(len(ours.outcomes)):
             static.append(self.static(sitting, i, ours.lr, ours.episode))
-            env = self.env(self.config.hosts, 1, OTHERS + i, [ours.lr], test=True)
+            env = self.env(self.config.hosts, 1, Band.OTHERS + i, [ours.lr], test=True)
             replayed.append(play(env, Replay(sitting.actions(i)), self.rent, self.rng_seed))
         scratch = Arm("static", static, ours.episode, ours.lr)
         episode = _as_long(scratch, cost)
@@ -183,11 +181,11 @@ class Room:
     def spent(self, name: str, never: Arm, cost: float) -> Arm:
         episode = _as_long(never, cost)
         (lr,) = self.tuned([Never()], episode)
-        env = self.env(self.config.hosts, 1, FINAL, [lr], test=True, episode=episode)
+        env = self.env(self.config.hosts, 1, Band.FINAL, [lr], test=True, episode=episode)
         return Arm(name, [play(env, Never(), self.rent, self.rng_seed)], episode, lr)
 
     def static(self, sitting: Sitting, policy: int, lr: float, episode: int) -> Outcome:
-        env = self.env(self.config.hosts, 1, FINAL, [lr], test=True, episode=episode)
+        env = self.env(self.config.hosts, 1, Band.FINAL, [lr], test=True, episode=episode)
         grown = Grown(env.fleet, sitting.topology(policy), env.config, env.test)
         return play(grown, Never(), self.rent, self.rng_seed)
 

@@ -1,14 +1,11 @@
 """A head start: the controller begins as a clone of the best of the heuristic and plans that were written by chance."""
 
-from esper.recipes.config import Recipe
+from esper.recipes.config import Band, Recipe
 from esper.simic.cloning import CloneConfig, clone
 from esper.simic.rollout import CollectConfig, Collector, record
 from esper.simic.search import best_first, random_plans
 from esper.tamiyo import Controller
 from esper.tamiyo.policies import Heuristic, SideBySide
-
-SEARCH, SHOW = 2_000_000, 3_000_000
-"""Between the rng_seeds of hosts to learn from and those of hosts that plans are tried on, and shown on."""
 
 
 def begin(recipe: Recipe, controller: Controller) -> int:
@@ -16,10 +13,10 @@ def begin(recipe: Recipe, controller: Controller) -> int:
     start, rent = recipe.start, recipe.learn.rent.end
     episodes, decisions = [], 0
     for fleet in recipe.fleets:
-        env = fleet.build_group(recipe.engine, start.hosts, start.plans + 1, SEARCH)
+        env = fleet.build_group(recipe.engine, start.hosts, start.plans + 1, Band.SEARCH)
         tried = [Heuristic(), *random_plans(env.setting, start.plans, recipe.learn.rng_seed)]
         best = best_first(env, tried, rent)[: start.best]
-        shown = fleet.build_group(recipe.engine, start.lives, len(best), SHOW)
+        shown = fleet.build_group(recipe.engine, start.lives, len(best), Band.SHOW)
         collector = Collector([shown], controller, CollectConfig(horizon=fleet.env.episode), recipe.learn.rng_seed)
         collector.begin(rent)
         episodes.append(record(collector, [SideBySide(best)], rent, recipe.learn.reward))

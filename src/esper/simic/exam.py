@@ -74,15 +74,19 @@ def described(fleet: Fleet) -> str:
     return f"{fleet.spec.kind} {'-'.join(map(str, fleet.spec.widths))}"
 
 
+def distinct(names: Sequence[str]) -> None:
+    """Refuse arms that could not be told apart."""
+    for name in names:
+        if names.count(name) > 1:
+            raise EsperError(f"{names.count(name)} arms are called {name!r}: every arm needs a name of its own")
+
+
 def verdicts(
     fleet: Fleet, rent: float, ours: Arm, others: Sequence[Arm], rng_seed: int = 0, data: str = "test"
 ) -> ExamReport:
     """What can be said of the first arm against each of the others."""
     j = ours.values("objective")
-    names = [arm.name for arm in (ours, *others)]
-    for name in names:
-        if names.count(name) > 1:
-            raise EsperError(f"{names.count(name)} arms are called {name!r}: every arm needs a name of its own")
+    distinct([arm.name for arm in (ours, *others)])
     chances = holm({arm.name: chance(j, arm.values("objective"), rng_seed, arm.paired) for arm in others})
 
     def report(arm: Arm) -> ArmReport:
