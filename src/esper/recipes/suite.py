@@ -1,38 +1,56 @@
 """The settings that exams are held in. Those of HELD_OUT are never learned from."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from esper.leyline.errors import unknown
 from esper.recipes.config import FleetConfig
 from esper.tolaria import EnvConfig, TrainConfig
 
 
-def _mnist1d(width: int) -> FleetConfig:
-    env, train = EnvConfig(episode=20, group=16), TrainConfig(lr=5e-3, batch_size=128)
-    return FleetConfig(task="mnist1d", host="cnn1d", widths=(width,) * 3, hosts=96, train=train, env=env)
-
-
-def _units(task: str, width: int, lr: float, **options: int) -> FleetConfig:
-    env, train = EnvConfig(episode=20, group=16), TrainConfig(lr=lr)
+def _signals(width: int, slots: int = 3, lr: float = 5e-3, epochs: int = 20, **options: int) -> FleetConfig:
+    env, train = EnvConfig(episode=epochs, group=16), TrainConfig(lr=lr, batch_size=128)
     found: dict[str, int | float | str] = {**options}
-    return FleetConfig(task=task, options=found, host="mlp", widths=(width,) * 2, hosts=96, train=train, env=env)
+    return FleetConfig(
+        task="mnist1d", options=found, host="cnn1d", widths=(width,) * slots, hosts=48, train=train, env=env
+    )
 
 
-def _digits(width: int) -> FleetConfig:
+def _vectors(task: str, width: int, **options: int) -> FleetConfig:
+    env, train = EnvConfig(episode=20, group=16), TrainConfig(lr=1e-2, batch_size=128)
+    found: dict[str, int | float | str] = {**options}
+    return FleetConfig(task=task, options=found, host="mlp", widths=(width,) * 2, hosts=48, train=train, env=env)
+
+
+def _images(width: int) -> FleetConfig:
     env, train = EnvConfig(episode=16, group=16), TrainConfig(lr=5e-3)
-    return FleetConfig(task="digits", host="cnn2d", widths=(width,) * 2, hosts=96, train=train, env=env)
+    return FleetConfig(task="digits", host="cnn2d", widths=(width,) * 2, hosts=48, train=train, env=env)
 
 
 SUITE: dict[str, Callable[[], FleetConfig]] = {
-    "mnist1d-4": lambda: _mnist1d(4),
-    "mnist1d-8": lambda: _mnist1d(8),
-    "mnist1d-16": lambda: _mnist1d(16),
-    "spirals": lambda: _units("spirals", 6, 1e-2),
-    "planted": lambda: _units("planted", 4, 1e-2),
-    "digits": lambda: _digits(6),
+    "mnist1d-4": lambda: _signals(4),
+    "mnist1d-8": lambda: _signals(8),
+    "mnist1d-16": lambda: _signals(16),
+    "spirals": lambda: _vectors("spirals", 6),
+    "planted": lambda: _vectors("planted", 4),
+    "digits": lambda: _images(6),
 }
 HELD_OUT = ("digits",)
 """A task and a kind of host that no shipped controller was trained on."""
+
+
+def varied() -> tuple[FleetConfig, ...]:
+    """What the controller that comes with Esper learns from: for two kinds of hosts some that growth helps and some
+    that it only makes dearer; few slots and more, short lives and longer ones, little data and much."""
+    return (
+        replace(_signals(8), hosts=96),
+        _signals(16, examples=1700),
+        _signals(16, lr=1e-2, examples=500),
+        _signals(6, slots=2, lr=1e-2, epochs=10, examples=1700),
+        _vectors("spirals", 6),
+        _vectors("spirals", 6, arms=5),
+        _vectors("planted", 4, examples=3000),
+    )
 
 
 def setting(name: str) -> FleetConfig:

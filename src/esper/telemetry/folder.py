@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from esper import __version__
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.plain import finite, revive
 from esper.leyline.reports import ExamReport, Life, LifeReport, UpdateReport
@@ -233,7 +234,7 @@ def environment(device: str, threads: int) -> dict[str, Any]:
     """Where a run happens, as far as its numbers may depend on it."""
     return {
         "id": uuid4().hex[:8],
-        "esper": version("esper"),
+        "esper": __version__,
         "torch": version("torch"),
         "numpy": version("numpy"),
         "python": platform.python_version(),
