@@ -1,12 +1,14 @@
 """Recipes survive a JSON file, and a file that holds nonsense is refused with the place and the reason."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from esper.leyline.errors import EsperError
 from esper.recipes import RECIPES, Recipe, recipe
+from esper.tolaria import Engine
 
 NEED_A_GPU = ("mnist1d_gpu", "general", "cifar10")
 
@@ -63,3 +65,14 @@ def test_nonsense_is_refused_with_its_place(plain, message):
 def test_an_unknown_recipe_suggests_another():
     with pytest.raises(EsperError, match="unknown recipe 'smok': did you mean 'smoke'"):
         recipe("smok")
+
+
+def test_groups_of_siblings_learn_at_the_rates_of_their_recipe():
+    fleet = recipe("smoke").fleets[0]
+    fleet = replace(fleet, hosts=12, rates=(0.5, 2.0), env=replace(fleet.env, group=4))
+    built = fleet.build(Engine()).fleet
+    expected = torch.tensor([0.5] * 4 + [2.0] * 4 + [0.5] * 4, dtype=torch.float64) * fleet.train.lr
+    assert torch.equal(built.lr, expected)
+    assert torch.equal(built.seed_lr, expected[:, None].expand_as(built.seed_lr))
+    with pytest.raises(EsperError, match="rates must be positive"):
+        replace(fleet, rates=(0.0,))

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum, unique
 from typing import Any
 
+import torch
+
 from esper.kasmina.gates import LifecycleConfig
 from esper.leyline.errors import EsperError
 from esper.leyline.plain import revive
@@ -51,6 +53,8 @@ class FleetConfig:
     """Channels after each of its segments; there is a slot behind each."""
     hosts: int = 32
     """How many are trained at a time."""
+    rates: tuple[float, ...] = (1.0,)
+    """Learning rates as multiples of train.lr: each group of siblings has one, in turn. Exams have their own."""
     train: TrainConfig = TrainConfig()
     lifecycle: LifecycleConfig = LifecycleConfig()
     env: EnvConfig = EnvConfig()
@@ -58,9 +62,14 @@ class FleetConfig:
     def __post_init__(self) -> None:
         if self.hosts < 1:
             raise EsperError(f"hosts must be at least 1, not {self.hosts}")
+        if not self.rates or not all(rate > 0 for rate in self.rates):
+            raise EsperError(f"rates must be positive, and at least one, not {self.rates}")
 
     def build(self, engine: Engine) -> FleetEnv:
-        return FleetEnv(self.fleet(engine, self.hosts), self.env)
+        env = FleetEnv(self.fleet(engine, self.hosts), self.env)
+        rates = torch.tensor(self.rates, dtype=torch.float64, device=env.fleet.device)
+        env.fleet.learn_at(self.train.lr * rates[env.groups % len(rates)])
+        return env
 
     def fleet(self, engine: Engine, hosts: int) -> Fleet:
         task = load_task(self.task, **self.options)

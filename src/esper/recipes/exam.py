@@ -120,9 +120,7 @@ class Room:
         gc.collect()  # the last fleet and its recorded programs refer to each other, and hold the device's memory
         config = self.fleet if episode is None else replace(self.fleet, env=replace(self.fleet.env, episode=episode))
         env = config.build_group(self.engine, hosts, group, band, test)
-        rates = torch.tensor(list(lr), dtype=torch.float64, device=env.fleet.device).repeat(hosts)
-        env.fleet.lr.copy_(rates)
-        env.fleet.seed_lr.copy_(rates[:, None])
+        env.fleet.learn_at(torch.tensor(list(lr), dtype=torch.float64, device=env.fleet.device).repeat(hosts))
         return env
 
     def tuned(self, policies: Sequence[Policy], episode: int | None = None) -> list[float]:

@@ -41,16 +41,19 @@ HELD_OUT = ("digits",)
 
 def varied() -> tuple[FleetConfig, ...]:
     """What the controller that comes with Esper learns from: for two kinds of hosts some that growth helps and some
-    that it only makes dearer; few slots and more, short lives and longer ones, little data and much."""
-    return (
+    that it only makes dearer; few slots and more, short lives and longer ones, little data and much, slow and fast."""
+    fleets = (
         replace(_signals(8), hosts=96),
         _signals(16, examples=1700),
-        _signals(16, lr=1e-2, examples=500),
+        _signals(12, lr=1e-2, examples=500),
+        _signals(6, slots=2, lr=1e-2, examples=1200),
         _signals(6, slots=2, lr=1e-2, epochs=10, examples=1700),
         _vectors("spirals", 6),
-        _vectors("spirals", 6, arms=5),
+        _vectors("spirals", 6, arms=5, examples=2000),
+        _vectors("spirals", 16, arms=5, examples=2000),
         _vectors("planted", 4, examples=3000),
     )
+    return tuple(replace(fleet, rates=(0.5, 1.0, 2.0)) for fleet in fleets)
 
 
 def setting(name: str) -> FleetConfig:

@@ -118,6 +118,11 @@ class Fleet:
     def buckets(self) -> dict[Kind, Bucket]:
         return self.network.buckets
 
+    def learn_at(self, lr: Float[Tensor, " N"]) -> None:
+        """A step size for each host and its seeds."""
+        self.lr.copy_(lr)
+        self.seed_lr.copy_(lr[:, None])
+
     def of_seeds(self, cost: Callable[[int, str, Graft], int]) -> Int[Tensor, "S K G"]:
         """Something of every possible seed, by slot, blueprint and graft."""
         grid = [
