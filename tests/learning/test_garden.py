@@ -44,7 +44,6 @@ class Garden(FleetEnv):
             parameters=100,
             families=("norm", "mlp", "conv"),
             seed_parameters=SIZE.expand(2, 3),
-            seed_flops=SIZE.expand(2, 3),
         )
 
     def reset(self) -> Signals:

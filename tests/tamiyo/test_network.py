@@ -115,9 +115,9 @@ def test_padding_changes_nothing():
 
 
 def test_a_blueprint_registered_after_training_can_be_chosen():
-    """It is known by what it is: a family, a size, a cost."""
+    """It is known by what it is: a family and a size."""
     parameters = torch.tensor([[0.5, 2.0], [0.5, 2.0]])
-    table = describe(("conv", "my own"), parameters, parameters)
+    table = describe(("conv", "my own"), parameters)
     assert table.shape == (2, 2, DESCRIPTORS)
     assert not torch.equal(table[0, 0], table[0, 1])
     observation = seen(hosts=200, slots=2, blueprints=2)._replace(blueprints=table.expand(200, 2, 2, DESCRIPTORS))

@@ -93,8 +93,6 @@ class Setting(NamedTuple):
     """What each blueprint is made of."""
     seed_parameters: Float[Tensor, "S K"]
     """Of each possible seed, over the bare host's."""
-    seed_flops: Float[Tensor, "S K"]
-    """Likewise."""
 
 
 class Split(NamedTuple):

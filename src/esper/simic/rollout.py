@@ -90,7 +90,7 @@ class Collector:
 
     def _described(self, env: FleetEnv) -> Tensor:
         setting = env.setting
-        table = describe(setting.families, setting.seed_parameters, setting.seed_flops)
+        table = describe(setting.families, setting.seed_parameters)
         padded = self._padded(table, 0.0, (self.num_slots, self.num_blueprints))
         return padded.expand(env.fleet.num_hosts, *padded.shape)
 

@@ -122,7 +122,6 @@ SLOT_FEATURES: tuple[Feature, ...] = (
     Feature("alpha_target", lambda v: v.signals.slots.alpha_target),
     Feature("contribution", lambda v: 10 * v.signals.vitals.contribution, may_miss=True),
     Feature("seed_parameters", lambda v: torch.log1p(_of_seed(v, v.setting.seed_parameters)), may_miss=True),
-    Feature("seed_flops", lambda v: torch.log1p(_of_seed(v, v.setting.seed_flops)), may_miss=True),
     Feature("pull", lambda v: v.signals.vitals.pull / v.signals.vitals.pull.sum(1, keepdim=True), may_miss=True),
     Feature("healthy", lambda v: v.signals.vitals.healthy.float(), "telemetry"),
     Feature("share", lambda v: symlog(v.signals.vitals.share), "telemetry", may_miss=True),

@@ -95,16 +95,16 @@ class Judged(NamedTuple):
 
 
 FAMILIES = ("norm", "linear", "mlp", "conv", "attention")
-DESCRIPTORS = len(FAMILIES) + 3
-"""One for each family, one for any other, and the logarithms of parameter and FLOP ratios."""
+DESCRIPTORS = len(FAMILIES) + 2
+"""One for each family, one for any other, and the logarithm of the share of parameters. FLOPs are left out: J does not
+charge for them, and a controller that sees them tells blueprints of known hosts by them, and is lost with others."""
 
 
-def describe(families: tuple[str, ...], parameters: Float[Tensor, "S K"], flops: Float[Tensor, "S K"]) -> Tensor:
-    """Descriptors of every blueprint in every slot, (S, K, D)."""
+def describe(families: tuple[str, ...], parameters: Float[Tensor, "S K"]) -> Float[Tensor, "S K D"]:
+    """Descriptors of every blueprint in every slot."""
     kind = torch.tensor([FAMILIES.index(f) if f in FAMILIES else len(FAMILIES) for f in families])
     one_hot = torch.nn.functional.one_hot(kind, len(FAMILIES) + 1).float().to(parameters.device)
-    ratios = torch.stack([torch.log1p(parameters), torch.log1p(flops)], -1).float()
-    return torch.cat([one_hot.expand(*parameters.shape, -1), ratios], -1)
+    return torch.cat([one_hot.expand(*parameters.shape, -1), torch.log1p(parameters)[..., None].float()], -1)
 
 
 class Score(nn.Module):

@@ -237,7 +237,7 @@ class Learned:
 
     def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
         self.memory = self.controller.blank(num_hosts, device)
-        table = describe(setting.families, setting.seed_parameters, setting.seed_flops)
+        table = describe(setting.families, setting.seed_parameters)
         self.blueprints = table.to(device).expand(num_hosts, *table.shape)
 
     def decide(self, view: View, fresh: Bool[Tensor, " N"], uniform: Float[Tensor, "N A"]) -> Int[Tensor, "N H"]:

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from esper.kasmina.blueprints import blueprint
-from esper.kasmina.cost import host_flops
 from esper.kasmina.lifecycle import legal
 from esper.leyline.actions import Graft
 from esper.leyline.errors import EsperError
@@ -158,7 +157,7 @@ class FleetEnv:
 def setting_of(fleet: Fleet, episode: int) -> Setting:
     """What a controller needs to know of a fleet's hosts."""
     stream = fleet.slots[0].stream
-    bare, flops = fleet.trunk.layout.num_parameters, host_flops(fleet.spec)
+    bare = fleet.trunk.layout.num_parameters
     return Setting(
         space=fleet.space,
         episode=episode,
@@ -167,7 +166,6 @@ def setting_of(fleet: Fleet, episode: int) -> Setting:
         parameters=bare,
         families=tuple(blueprint(name, stream).spec.family for name in fleet.space.blueprints),
         seed_parameters=fleet.seed_sizes[:, :, Graft.ADD] / bare,
-        seed_flops=fleet.seed_flops[:, :, Graft.ADD] / flops,
     )
 
 
