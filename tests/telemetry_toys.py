@@ -21,8 +21,12 @@ def report(update: int, **values: Any) -> UpdateReport:
 
 
 def timeless_exams(folder: Path) -> list[ExamReport]:
-    """A run's exams, apart from how long its training took."""
-    return [dataclasses.replace(exam, seconds=0.0) for exam in RunFolder.open(folder).exams()]
+    """A run's exams, apart from how long everything took."""
+    replace = dataclasses.replace
+    return [
+        replace(exam, seconds=0.0, arms=tuple(replace(arm, seconds=0.0) for arm in exam.arms))
+        for exam in RunFolder.open(folder).exams()
+    ]
 
 
 SMALL = ("--learn.updates", "2", "--fleets.0.hosts", "2", "--fleets.0.env.group", "1", "--fleets.0.env.episode", "3")

@@ -141,6 +141,16 @@ def test_a_controller_in_a_file_is_examined_anywhere(run, capsys):
     assert "unknown setting 'digit': did you mean 'digits'?" in capsys.readouterr().err
 
 
+def test_an_exam_may_be_held_on_data_of_ones_own(run, tmp_path, capsys):
+    (tmp_path / "tale.txt").write_text("the quick brown fox jumps over the lazy dog. " * 600)
+    main(["exam", str(run), "--text", str(tmp_path / "tale.txt"), "--quick", "--hosts", "2", "--json"])
+    exam = json.loads(capsys.readouterr().out)
+    assert (exam["task"], exam["host"], exam["unseen"]) == ("tale", "transformer 32-32", "task and kind of host")
+    with pytest.raises(SystemExit):
+        main(["exam", str(run), "--images", str(tmp_path / "none.npz"), "--quick"])
+    assert "there is nothing at" in capsys.readouterr().err
+
+
 def test_watch_shows_a_run_and_ends_with_it(run, capsys):
     main(["watch", str(run), "--once"])
     assert "2 of 2" in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """The protocol of an exam: fresh hosts for everything that is chosen, the same chances for everyone."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -59,9 +60,10 @@ def test_everyone_is_there(held):
 
 def test_a_guest_with_a_name_that_is_taken_is_refused_before_anything_is_played(monkeypatch):
     asked = smoke()
-    monkeypatch.setattr("esper.recipes.exam.examine", lambda *arguments: pytest.fail("the exam was held"))
+    monkeypatch.setattr("esper.recipes.exam.Room.paper", lambda *arguments: pytest.fail("the exam was held"))
+    monkeypatch.setattr("esper.recipes.exam.tournament", lambda *arguments: pytest.fail("plans were tried"))
     with pytest.raises(EsperError, match="2 arms are called 'never'"):
-        hold_exam(asked, [Learned(Controller(asked.controller, 1))], replace(QUICK, hosts=2), [Never()])
+        hold_exam(asked, [Learned(Controller(asked.controller, 1))], SMALL, [Never()])
 
 
 def test_a_preliminary_exam_touches_neither_final_hosts_nor_test_data():
@@ -171,3 +173,21 @@ def test_what_is_held_out_is_learned_from_nowhere():
     assert Room(asked, setting("digits"), SMALL).unseen == "task and kind of host"
     assert Room(asked, setting("planted"), SMALL).unseen == "task"
     assert Room(asked, asked.fleets[0], SMALL).unseen == ""
+
+
+def test_where_a_task_has_a_teacher_its_size_is_the_measure():
+    fleet = setting("planted")
+    fleet = replace(fleet, options={"examples": 200}, env=replace(fleet.env, episode=3, group=1))
+    asked = replace(smoke(), fleets=(fleet,))
+    config = replace(SMALL, plans=0, rates=(1.0,))
+    (report,), _ = hold_exam(asked, [Learned(Controller(asked.controller, 1))], config)
+    arms = {arm.name: arm for arm in report.arms}
+    right, never = arms["right size"], arms["never"]
+    assert report.right_size is not None
+    assert right.params == pytest.approx(report.right_size), "a host of the teacher's shape has the teacher's size"
+    assert right.excess == pytest.approx(0, abs=1e-3)
+    assert right.regret == 0
+    assert never.excess == pytest.approx(never.params - report.right_size)
+    assert never.regret == pytest.approx(right.j - never.j)
+    bare = never.params
+    assert right.j == pytest.approx(right.mean - 0.02 * math.log(report.right_size / bare), abs=1e-6)

@@ -23,13 +23,16 @@ from esper.leyline.plain import finite
 from esper.leyline.reports import ExamReport
 from esper.recipes import FleetConfig, Recipe
 from esper.recipes.exam import QUICK, ExamConfig, hold_exam
-from esper.recipes.suite import SUITE, setting
+from esper.recipes.suite import SUITE, images, setting, text
 from esper.tamiyo.files import load_controller
 from esper.tamiyo.policies import FixedPlan, Learned, Planned
 from esper.telemetry import Board, RunFolder
 from esper.telemetry.folder import CONTROLLER
 from esper.tolaria import Engine
 
+WIDE = 110
+"""Columns of a terminal in which an exam's costs have room."""
+COSTS = ("parameters", "FLOPs", "time")
 RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 
 
@@ -38,7 +41,7 @@ class Exam:
     """Put a controller against every simple alternative on fresh hosts, scored on test data.
 
     Several are several trainings of one policy. The first run's recipe says what is examined, and its folder keeps the
-    report; controllers in files are examined with --tasks.
+    report; controllers in files are examined with --tasks, --images or --text.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
@@ -47,6 +50,10 @@ class Exam:
     tasks: tuple[str, ...] = ()
     """Settings to examine in instead of those that were learned from: mnist1d-4, mnist1d-8, mnist1d-16, spirals,
     planted, digits; or all."""
+    images: Path | None = None
+    """Examine with images of yours, too: an .npz file or a folder, as `esper tasks` says."""
+    text: Path | None = None
+    """Examine with a text of yours, too, character by character."""
     plan: tuple[Path, ...] = ()
     """Plans that take part: files with a JSON list of lines like {"decision": 0, "op": "GERMINATE", "slot": "s0"}."""
     quick: bool = False
@@ -60,6 +67,7 @@ class Exam:
         if not self.runs:
             raise EsperError("an exam needs at least one RUN")
         fleets = [setting(name) for name in (SUITE if self.tasks == ("all",) else self.tasks)]
+        fleets += [build(path) for build, path in ((images, self.images), (text, self.text)) if path]
         folders = [RunFolder.open(path) for path in self.runs if not path.is_file()]
         for folder in folders:
             if not folder.done:
@@ -79,12 +87,12 @@ class Exam:
             if self.json:
                 print(json_module.dumps(finite(asdict(exam))))
             else:
-                Console().print(exam_table(exam))
+                show_exam(exam, Console())
 
     def asked(self, folders: Sequence[RunFolder], fleets: Sequence[FleetConfig]) -> Recipe:
         """The first run's recipe; of a controller alone nothing is known but what it is to be examined in."""
         if not folders and not fleets:
-            raise EsperError("a controller in a file is examined in settings: add --tasks")
+            raise EsperError("a controller in a file is examined in settings: add --tasks, --images or --text")
         found = Recipe.revived(folders[0].config()) if folders else Recipe(name="exam", fleets=tuple(fleets))
         if self.device is None:
             return found
@@ -178,14 +186,23 @@ def write_report(folder: RunFolder) -> Path | None:
     return folder.path / "report.html"
 
 
-def exam_table(exam: ExamReport) -> Table:
+def show_exam(exam: ExamReport, console: Console) -> None:
+    """The table of an exam; in a narrow terminal without what it costs."""
+    if not console.is_terminal:
+        console.width = max(console.width, WIDE)
+    console.print(exam_table(exam, narrow=console.width < WIDE))
+
+
+def exam_table(exam: ExamReport, narrow: bool = False) -> Table:
     title = f"{exam.task}, {exam.host}: {exam.hosts} fresh hosts, {exam.data} data"
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1))
-    for name in ("policy", exam.metric, "IQM", "growth", "J", f"{exam.policy} is better by"):
-        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
+    table.add_column("policy", no_wrap=True)
+    for name in (exam.metric, "IQM", "growth", *(() if narrow else COSTS), "J", f"{exam.policy} is better by"):
+        table.add_column(name, justify="right", no_wrap=True)
     for arm in exam.arms:
         vs = "" if arm.vs is None else f"{arm.vs.mean:+.3f} ({arm.vs.low:+.3f} to {arm.vs.high:+.3f})"
         color = {"better": "green", "worse": "red", "level": ""}[arm.verdict]
-        numbers = (f"{arm.mean:.3f}", f"{arm.iqm:.3f}", f"{arm.growth:.2f}", f"{arm.j:.3f}")
+        costs = () if narrow else (f"{arm.params:,.0f}", f"{arm.flops:.1e}", f"{arm.seconds:.1f} s")
+        numbers = (f"{arm.mean:.3f}", f"{arm.iqm:.3f}", f"{arm.growth:.2f}", *costs, f"{arm.j:.3f}")
         table.add_row(arm.name, *numbers, Text(vs, color))
     return table

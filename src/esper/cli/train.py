@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.table import Table
 from tyro.conf import OmitArgPrefixes
 
-from esper.cli.look import exam_table, with_cost, write_report
+from esper.cli.look import show_exam, with_cost, write_report
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.plain import finite
 from esper.leyline.reports import UpdateReport
@@ -203,7 +203,7 @@ def finish(folder: RunFolder, asked: Recipe, training: Training, console: Consol
         save_controller(folder.controller_path, training.controller)
         path = write_report(folder)
     for exam in exams:
-        console.print(exam_table(exam))
+        show_exam(exam, console)
     console.print(f"report: {path}" if path else "for a report with pictures: pip install 'esper[plot]', esper report")
 
 

@@ -157,7 +157,9 @@ def _exam(exam: ExamReport) -> str:
     if exam.unseen:
         about += f" The controller was not trained on this {exam.unseen}."
     if exam.right_size:
-        about += f" The teacher has {exam.right_size:,.0f} parameters."
+        own = exam.arms[0]
+        about += f" The teacher has {exam.right_size:,.0f} parameters: {exam.policy} has {own.excess:+,.0f}"
+        about += "." if own.regret is None else f", and its J lies {own.regret:.3f} below that of hosts of that shape."
     if exam.trainings > 1:
         about += f" {exam.trainings} trainings of {exam.policy}."
     chosen = [f"{arm.name} in {arm.searched:,} lives" for arm in exam.arms if arm.searched]
@@ -165,7 +167,8 @@ def _exam(exam: ExamReport) -> str:
         about += f" Plans were chosen in tournaments: {', '.join(chosen)}."
     if exam.decisions:
         about += f" Its training took {exam.decisions:,} decisions and {exam.seconds / 60:.1f} minutes."
-    names = ("policy", exam.metric, "IQM", "growth", "parameters", "FLOPs", "epochs", "lr", "J", "difference in J", "p")
+    names = ("policy", exam.metric, "IQM", "growth", "parameters", "FLOPs", "time", "epochs", "lr", "J")
+    names += ("difference in J", "P(better)", "p")
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     return f'<p class="quiet">{escape(about)}</p><table><tr>{head}</tr>{"".join(map(_row, exam.arms))}</table>'
 
@@ -176,12 +179,14 @@ def _iqm(arm: ArmReport) -> str:
 
 def _row(arm: ArmReport) -> str:
     numbers = (f"{arm.mean:.3f}", _iqm(arm), f"{arm.growth:.2f}", f"{arm.params:,.0f}", f"{arm.flops:.1e}")
-    cells = "".join(f"<td>{x}</td>" for x in (*numbers, str(arm.episode), f"{arm.lr:g}", f"{arm.j:.3f}"))
+    rest = (f"{arm.seconds:.1f} s", str(arm.episode), f"{arm.lr:g}", f"{arm.j:.3f}")
+    cells = "".join(f"<td>{x}</td>" for x in (*numbers, *rest))
     if arm.vs is None:
-        return f'<tr class="own"><td>{escape(arm.name)}</td>{cells}<td></td><td></td></tr>'
+        return f'<tr class="own"><td>{escape(arm.name)}</td>{cells}<td></td><td></td><td></td></tr>'
     color = {"better": "win", "worse": "loss", "level": ""}[arm.verdict]
     vs = f"{arm.vs.mean:+.3f} ({arm.vs.low:+.3f} to {arm.vs.high:+.3f})"
-    return f'<tr><td>{escape(arm.name)}</td>{cells}<td class="{color}">{vs}</td><td>{arm.chance:.3f}</td></tr>'
+    likely = f"<td>{arm.improvement:.2f}</td><td>{arm.chance:.3f}</td>"
+    return f'<tr><td>{escape(arm.name)}</td>{cells}<td class="{color}">{vs}</td>{likely}</tr>'
 
 
 def _anomalies(reports: Sequence[UpdateReport]) -> str:

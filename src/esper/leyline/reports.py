@@ -170,6 +170,8 @@ class ArmReport:
     growth: float
     flops: float
     """Of a whole life, lessons in silence and counterfactuals included."""
+    seconds: float
+    """All its hosts took together, on the exam's machine."""
     sick: float
     """The share that fell sick."""
     lr: float
@@ -183,6 +185,10 @@ class ArmReport:
     """How likely the policy under test does better on a host than this one on any, by J."""
     chance: float | None
     """How likely chance alone makes as large a difference in J, corrected for the number of arms (Holm)."""
+    excess: float | None = None
+    """Parameters beyond the teacher's, where a task has one..."""
+    regret: float | None = None
+    """...and how far its J lies below that of hosts of the teacher's shape."""
     scores: tuple[float, ...] = ()
     """Of every host in every training."""
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from esper.leyline.errors import unknown
 from esper.recipes.config import FleetConfig, Recipe, StartConfig
-from esper.recipes.suite import setting, varied
+from esper.recipes.suite import images, setting, text, varied
 from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule
 from esper.simic.ppo import REVIEWED
 from esper.tamiyo.network import GPU, ControllerConfig
@@ -94,33 +94,13 @@ def _for_a_gpu(name: str, *fleets: FleetConfig) -> Recipe:
 
 def cifar10() -> Recipe:
     """CIFAR-10 from a local file (`--fleets.0.options.path FILE`), for a GPU."""
-    fleet = FleetConfig(
-        task="images",
-        options={"path": "cifar10.npz", "name": "cifar10"},
-        host="cnn2d",
-        widths=(8, 16, 32),
-        hosts=64,
-        train=TrainConfig(batch_size=512, lr=5e-3),
-        env=EnvConfig(episode=25, group=16),
-    )
-    learn = LearnConfig(updates=60, ppo=PPOConfig(epochs=4, minibatches=8), rent=RentSchedule(start=0.02))
-    engine = Engine(device="cuda", precision="bf16")
-    return Recipe(name="cifar10", fleets=(fleet,), controller=GPU, learn=learn, engine=engine)
+    return replace(_for_a_gpu("cifar10", images("cifar10.npz")), controller=GPU)
 
 
 def characters() -> Recipe:
     """A character transformer on a text file (`--fleets.0.options.path FILE`)."""
-    fleet = FleetConfig(
-        task="text",
-        options={"path": "text.txt"},
-        host="transformer",
-        widths=(32, 32),
-        hosts=16,
-        train=TrainConfig(batch_size=32),
-        env=EnvConfig(episode=12, group=8),
-    )
-    learn = LearnConfig(updates=20, collect=CollectConfig(horizon=12), rent=RentSchedule(start=0.02))
-    return Recipe(name="characters", fleets=(fleet,), learn=learn)
+    few = replace(text("text.txt"), hosts=16)
+    return _recipe("characters", replace(few, env=replace(few.env, group=8)), updates=20)
 
 
 def reviewed() -> Recipe:

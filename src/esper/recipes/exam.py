@@ -1,6 +1,7 @@
 """A recipe's exam: its controllers against everything simple, each at its best learning rate, on fresh hosts."""
 
 import gc
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -8,9 +9,9 @@ import torch
 
 from esper.leyline.errors import EsperError
 from esper.leyline.reports import ExamReport, Life
+from esper.leyline.state import SlotState
 from esper.recipes.config import Band, FleetConfig, Recipe
-from esper.simic.exam import Arm, Replay, Sitting, distinct, examine, verdicts
-from esper.simic.play import Outcome, play
+from esper.simic.exam import RIGHT_SIZE, Arm, Replay, Sitting, distinct, sit, verdicts
 from esper.simic.search import compare, pair_plans, random_plans, single_plans, tournament
 from esper.tamiyo.policies import (
     FixedPlan,
@@ -28,6 +29,7 @@ from esper.tolaria import FleetEnv
 from esper.tolaria.grown import Grown
 
 SIMPLE: tuple[type[Policy], ...] = (Never, RandomLegal, Heuristic)
+SEARCHED = ("best plan", "grid oracle")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,37 +83,30 @@ class Room:
     """One fleet's exam."""
 
     def __init__(self, recipe: Recipe, fleet: FleetConfig, config: ExamConfig) -> None:
-        self.fleet, self.config, self.engine = fleet, config, recipe.engine
+        self.recipe, self.fleet, self.config = recipe, fleet, config
         self.rent, self.rng_seed = recipe.learn.rent.end, recipe.learn.rng_seed
         new = {
             "task": all(f.task != fleet.task for f in recipe.fleets),
             "kind of host": all(f.host != fleet.host for f in recipe.fleets),
         }
-        self.episodes: dict[str, int] = {}
-        """Lives that went into choosing an arm."""
         self.unseen = " and ".join(name for name, unseen in new.items() if unseen)
+        self.searched: dict[str, int] = {}
+        """Lives that went into choosing an arm."""
+        self.example = self.env(1, 1, Band.PLANS, [fleet.train.lr])
 
     def hold(self, policies: Sequence[Policy], guests: Sequence[Policy]) -> tuple[ExamReport, list[Life]]:
-        rivals = [*self.rivals(), *guests]
-        everyone = [*policies, *rivals]
-        distinct([policies[0].name, *(rival.name for rival in rivals)])
-        rates = self.tuned([policies[0], *rivals])
-        lr = [rates[0]] * len(policies) + rates[1:]
-        band = Band.FINAL if self.config.final else Band.DEVELOPMENT
-        env = self.env(self.config.hosts, len(everyone), band, lr, test=self.config.final)
-        sitting = examine(env, everyone, self.rent, self.rng_seed, min(self.config.told, self.config.hosts))
-        count, episode = len(policies), self.fleet.env.episode
-        ours = Arm(policies[0].name, sitting.outcomes[:count], episode, lr[0])
-        others = [
-            Arm(policy.name, [outcome], episode, rate, self.episodes.get(policy.name, 0))
-            for policy, outcome, rate in zip(rivals, sitting.outcomes[count:], lr[count:], strict=True)
-        ]
+        rules = self.rules()
+        distinct([policies[0].name, *(rule.name for rule in (*rules, *guests)), *SEARCHED])
+        rivals = [*rules, *self.plans(), *guests]
+        lr, *rates = self.tuned([policies[0], *rivals])
+        ours = self.arm(policies, lr)
+        others = [self.arm([rival], rate) for rival, rate in zip(rivals, rates, strict=True)]
+        lives = [life for arm in (ours, *others) for life in arm.sittings[0].lives]
         if self.config.thorough:
-            others += self.derived(sitting, ours, others[0])
+            others += self.derived(ours, others[0])
         data = "test" if self.config.final else "validation"
-        report = verdicts(env.fleet, self.rent, ours, others, self.rng_seed, data)
-        told = [life for i, life in enumerate(sitting.lives) if not 1 <= i % len(everyone) < count]
-        return replace(report, unseen=self.unseen), told
+        report = verdicts(self.example.fleet, self.rent, ours, others, self.rng_seed, data)
+        return replace(report, unseen=self.unseen), lives
 
     def env(
         self, hosts: int, group: int, band: int, lr: Sequence[float], test: bool = False, episode: int | None = None
@@ -119,9 +114,20 @@ class Room:
         """Hosts of a band, where the n-th of each group has the n-th learning rate."""
         gc.collect()  # the last fleet and its recorded programs refer to each other, and hold the device's memory
         config = self.fleet if episode is None else replace(self.fleet, env=replace(self.fleet.env, episode=episode))
-        env = config.build_group(self.engine, hosts, group, band, test)
+        env = config.build_group(self.recipe.engine, hosts, group, band, test)
         env.fleet.learn_at(torch.tensor(list(lr), dtype=torch.float64, device=env.fleet.device).repeat(hosts))
         return env
+
+    def paper(self, lr: float, episode: int | None = None) -> FleetEnv:
+        """The hosts that count, the same ones each time."""
+        band = Band.FINAL if self.config.final else Band.DEVELOPMENT
+        return self.env(self.config.hosts, 1, band, [lr], self.config.final, episode)
+
+    def arm(self, policies: Sequence[Policy], lr: float, episode: int | None = None) -> Arm:
+        """All trainings of one policy."""
+        name, told = policies[0].name, min(self.config.told, self.config.hosts)
+        sittings = [sit(self.paper(lr, episode), policy, self.rent, self.rng_seed, told) for policy in policies]
+        return Arm(name, sittings, episode or self.fleet.env.episode, lr, self.searched.get(name, 0))
 
     def tuned(self, policies: Sequence[Policy], episode: int | None = None) -> list[float]:
         """The learning rate of each policy, chosen on hosts of its own by validation J."""
@@ -134,17 +140,20 @@ class Room:
         rows = [found[i : i + len(grid)] for i in range(0, len(found), len(grid))]
         return [grid[row.index(max(row))] for row in rows]
 
-    def rivals(self) -> list[Policy]:
+    def rules(self) -> list[Policy]:
         found: list[Policy] = [policy() for policy in SIMPLE]
         if self.config.thorough:
             found += [Schedule(), Plateau(), GapTrigger(), GreedyGradient(), GreedyGradient(against=True), Oversized()]
-        if self.config.plans:
-            setting = self.env(1, 1, Band.PLANS, [self.fleet.train.lr]).setting
-            times = (0, self.fleet.env.episode // 4)
-            pairs = pair_plans(setting, times, self.config.plans, self.rng_seed)
-            found.append(self.best("best plan", random_plans(setting, self.config.plans, self.rng_seed)))
-            found.append(self.best("grid oracle", [*single_plans(setting, times), *pairs]))
         return found
+
+    def plans(self) -> list[Policy]:
+        if not self.config.plans:
+            return []
+        setting, times = self.example.setting, (0, self.fleet.env.episode // 4)
+        pairs = pair_plans(setting, times, self.config.plans, self.rng_seed)
+        by_chance = random_plans(setting, self.config.plans, self.rng_seed)
+        tried = (by_chance, [*single_plans(setting, times), *pairs])
+        return [self.best(name, plans) for name, plans in zip(SEARCHED, tried, strict=True)]
 
     def best(self, name: str, plans: Sequence[FixedPlan]) -> Policy:
         """The best of them on hosts of their own."""
@@ -153,39 +162,49 @@ class Room:
             return self.env(hosts, group, Band.PLANS + round, [self.fleet.train.lr] * group)
 
         found = tournament(build, plans, self.rent)
-        self.episodes[name] = found.episodes
+        self.searched[name] = found.episodes
         return FixedPlan(found.plan.plan, name=name)
 
-    def derived(self, sitting: Sitting, ours: Arm, never: Arm) -> list[Arm]:
-        """What is made of the grown hosts: their topologies from scratch, their growth on other hosts, and bare hosts
-        that train for as many operations."""
+    def derived(self, ours: Arm, never: Arm) -> list[Arm]:
+        """What follows from the grown hosts: bare hosts that train for as many operations, their topologies from
+        scratch, and their growth on other hosts. And, where a task has a teacher, hosts of its shape."""
         cost = float(ours.values("flops").mean())
-        longer = self.spent("longer", never, cost)
-        static, replayed = [], []
-        for i in range(len(ours.outcomes)):
-            static.append(self.static(sitting, i, ours.lr, ours.episode))
+        epochs = _as_long(never, cost)
+        (lr,) = self.tuned([Never()], epochs)
+        longer = self.arm([Never()], lr, epochs)._replace(name="longer")
+        static = self.static("static", ours, ours.episode)
+        again = self.static("static, longer", ours, _as_long(static, cost))
+        replayed = []
+        for i, sitting in enumerate(ours.sittings):
             env = self.env(self.config.hosts, 1, Band.OTHERS + i, [ours.lr], test=True)
-            replayed.append(play(env, Replay(sitting.actions(i)), self.rent, self.rng_seed))
-        scratch = Arm("static", static, ours.episode, ours.lr)
-        episode = _as_long(scratch, cost)
-        again = [self.static(sitting, i, ours.lr, episode) for i in range(len(ours.outcomes))]
-        return [
-            longer,
-            scratch,
-            Arm("static, longer", again, episode, ours.lr),
-            Arm("replay", replayed, ours.episode, ours.lr, paired=False),
-        ]
+            replayed.append(sit(env, Replay(sitting.actions), self.rent, self.rng_seed))
+        replay = Arm("replay", replayed, ours.episode, ours.lr, paired=False)
+        taught = "teacher_width" in self.example.fleet.task.facts
+        return [longer, static, again, replay, *([self.right_size()] if taught else [])]
 
-    def spent(self, name: str, never: Arm, cost: float) -> Arm:
-        episode = _as_long(never, cost)
-        (lr,) = self.tuned([Never()], episode)
-        env = self.env(self.config.hosts, 1, Band.FINAL, [lr], test=True, episode=episode)
-        return Arm(name, [play(env, Never(), self.rent, self.rng_seed)], episode, lr)
+    def static(self, name: str, ours: Arm, episode: int) -> Arm:
+        """The topologies that were grown, from scratch."""
 
-    def static(self, sitting: Sitting, policy: int, lr: float, episode: int) -> Outcome:
-        env = self.env(self.config.hosts, 1, Band.FINAL, [lr], test=True, episode=episode)
-        grown = Grown(env.fleet, sitting.topology(policy), env.config, env.test)
-        return play(grown, Never(), self.rent, self.rng_seed)
+        def sat(topology: SlotState) -> Sitting:
+            env = self.paper(ours.lr, episode)
+            return sit(Grown(env.fleet, topology, env.config, env.test), Never(), self.rent, self.rng_seed)
+
+        return Arm(name, [sat(sitting.topology) for sitting in ours.sittings], episode, ours.lr)
+
+    def right_size(self) -> Arm:
+        """Hosts of the teacher's shape, which pay rent for what they have beyond the bare host."""
+        fleet = self.example.fleet
+        shape = replace(self.fleet, host="mlp", widths=(int(fleet.task.facts["teacher_width"]),))
+        room = Room(self.recipe, shape, self.config)
+        (lr,) = room.tuned([Never()])
+        arm = room.arm([Never()], lr)
+        size, bare = (f.trunk.layout.num_parameters for f in (room.example.fleet, fleet))
+        (sitting,), growth = arm.sittings, size / bare - 1
+        was = sitting.outcome
+        now = was._replace(
+            objective=was.objective - self.rent * math.log1p(growth), growth=torch.full_like(was.growth, growth)
+        )
+        return arm._replace(name=RIGHT_SIZE, sittings=[sitting._replace(outcome=now)], paired=False)
 
 
 def _as_long(arm: Arm, cost: float) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from esper.leyline.errors import unknown
 from esper.recipes.config import FleetConfig
@@ -54,6 +55,20 @@ def varied() -> tuple[FleetConfig, ...]:
         _vectors("planted", 4, examples=3000),
     )
     return tuple(replace(fleet, rates=(0.5, 1.0, 2.0)) for fleet in fleets)
+
+
+def images(path: str | Path) -> FleetConfig:
+    """Images of your own, such as CIFAR-10."""
+    env, train = EnvConfig(episode=20, group=16), TrainConfig(lr=5e-3, batch_size=256)
+    found: dict[str, int | float | str] = {"path": str(path), "name": Path(path).stem}
+    return FleetConfig(task="images", options=found, host="cnn2d", widths=(8, 16, 32), hosts=48, train=train, env=env)
+
+
+def text(path: str | Path) -> FleetConfig:
+    """A text of your own, character by character."""
+    env, train = EnvConfig(episode=12, group=16), TrainConfig(lr=3e-3, batch_size=128)
+    found: dict[str, int | float | str] = {"path": str(path), "name": Path(path).stem}
+    return FleetConfig(task="text", options=found, host="transformer", widths=(32, 32), hosts=48, train=train, env=env)
 
 
 def setting(name: str) -> FleetConfig:

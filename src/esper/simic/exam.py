@@ -1,5 +1,6 @@
-"""The exam: policies side by side on hosts that nobody has seen, scored on data that nothing was chosen by."""
+"""The exam: policies on the same hosts, which nobody has seen, scored on data that nothing was chosen by."""
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,20 +14,36 @@ from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage
 from esper.leyline.reports import ArmReport, EpochReport, ExamReport, Life, SlotReport
 from esper.leyline.state import NO_BLUEPRINT, Setting, SlotState
-from esper.simic.play import Outcome
-from esper.simic.search import compare
+from esper.simic.play import Outcome, play
 from esper.simic.statistics import Values, chance, holm, improvement, iqm, iqm_interval, paired, unpaired
 from esper.tamiyo.features import View
 from esper.tamiyo.policies import Policy
 from esper.tolaria import Fleet, FleetEnv
 from esper.tolaria.env import Step
 
+RIGHT_SIZE = "right size"
+"""The arm of a teacher's own shape, where a task has a teacher."""
+
+
+class Sitting(NamedTuple):
+    """One policy that has sat an exam: how its hosts fared, what was done to them, and what became of them."""
+
+    outcome: Outcome
+    lives: list[Life]
+    """Of the first hosts."""
+    actions: list[Int[Tensor, "N H"]]
+    """Decision by decision."""
+    topology: SlotState
+    """When lives ended."""
+    seconds: float
+    """It took, for all hosts at once."""
+
 
 class Arm(NamedTuple):
-    """How one policy did: an outcome for each of its trainings, over the same hosts."""
+    """How one policy did: a sitting for each of its trainings, over the same hosts."""
 
     name: str
-    outcomes: Sequence[Outcome]
+    sittings: Sequence[Sitting]
     episode: int
     lr: float
     searched: int = 0
@@ -36,37 +53,20 @@ class Arm(NamedTuple):
 
     def values(self, field: str) -> Values:
         """One number for each training and host."""
-        return np.stack([getattr(outcome, field).double().cpu().numpy() for outcome in self.outcomes])
+        return np.stack([getattr(sitting.outcome, field).double().cpu().numpy() for sitting in self.sittings])
 
 
-class Sitting(NamedTuple):
-    """Policies that have sat an exam together: their outcomes, some lives, and all that was done."""
-
-    outcomes: list[Outcome]
-    lives: list[Life]
-    diary: "Diary"
-
-    def topology(self, policy: int) -> SlotState:
-        """What one of the policies had grown when lives ended."""
-        return SlotState(*(x[policy :: len(self.outcomes)] for x in self.diary.final))
-
-    def actions(self, policy: int) -> list[Int[Tensor, "N H"]]:
-        """What one of them did, decision by decision."""
-        return [x[policy :: len(self.outcomes)] for x in self.diary.actions]
-
-
-def examine(env: FleetEnv, policies: Sequence[Policy], rent: float, rng_seed: int = 0, told: int = 0) -> Sitting:
-    """Policies on the env's hosts: groups of which each policy has one. Scored on the env's test data, if it has any.
-
-    The lives of the first hosts are told, as many as asked for.
-    """
-    diary = Diary(env, range(told * len(policies)))
-    outcomes = compare(env, policies, rent, rng_seed, diary.note)
-    lives = [
-        Life(env.fleet.task.name, described(env.fleet), policies[i % len(policies)].name, i // len(policies), epochs)
-        for i, epochs in enumerate(diary.lives())
-    ]
-    return Sitting(outcomes, lives, diary)
+def sit(env: FleetEnv, policy: Policy, rent: float, rng_seed: int = 0, told: int = 0) -> Sitting:
+    """A policy on all hosts of an env, scored on its test data, if it has any; another env of the same rng_seed has the
+    same hosts. The lives of the first are told, as many as asked for."""
+    diary = Diary(env, range(told))
+    started = time.perf_counter()
+    outcome = play(env, policy, rent, rng_seed, witness=diary.note)
+    outcome.objective.cpu()  # waits for the device
+    seconds = time.perf_counter() - started
+    kind = described(env.fleet)
+    lives = [Life(env.fleet.task.name, kind, policy.name, i, epochs) for i, epochs in enumerate(diary.lives())]
+    return Sitting(outcome, lives, diary.actions, diary.final, seconds)
 
 
 def described(fleet: Fleet) -> str:
@@ -85,7 +85,9 @@ def verdicts(
     fleet: Fleet, rent: float, ours: Arm, others: Sequence[Arm], rng_seed: int = 0, data: str = "test"
 ) -> ExamReport:
     """What can be said of the first arm against each of the others."""
-    j = ours.values("objective")
+    j, bare = ours.values("objective"), fleet.trunk.layout.num_parameters
+    right = fleet.task.facts.get("teacher_parameters")
+    best = {arm.name: float(arm.values("objective").mean()) for arm in others}.get(RIGHT_SIZE)
     distinct([arm.name for arm in (ours, *others)])
     chances = holm({arm.name: chance(j, arm.values("objective"), rng_seed, arm.paired) for arm in others})
 
@@ -98,9 +100,10 @@ def verdicts(
             iqm=iqm(metric),
             iqm_interval=iqm_interval(metric, rng_seed),
             j=float(theirs.mean()),
-            params=fleet.trunk.layout.num_parameters * (1 + growth),
+            params=bare * (1 + growth),
             growth=growth,
             flops=float(arm.values("flops").mean()),
+            seconds=sum(sitting.seconds for sitting in arm.sittings) / len(arm.sittings),
             sick=float(arm.values("sick").mean()),
             lr=arm.lr,
             searched=arm.searched,
@@ -108,6 +111,8 @@ def verdicts(
             vs=None if own else (paired if arm.paired else unpaired)(j, theirs, rng_seed),
             improvement=None if own else improvement(j, theirs),
             chance=None if own else chances[arm.name],
+            excess=None if right is None else bare * (1 + growth) - right,
+            regret=None if best is None else best - float(theirs.mean()),
             scores=tuple(arm.values("score").flatten().tolist()),
         )
 
@@ -121,7 +126,7 @@ def verdicts(
         episode=ours.episode,
         rent=rent,
         policy=ours.name,
-        right_size=fleet.task.facts.get("teacher_parameters"),
+        right_size=right,
         arms=tuple(report(arm) for arm in (ours, *others)),
     )
 

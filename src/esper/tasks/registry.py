@@ -37,13 +37,13 @@ def task_names() -> tuple[str, ...]:
     return tuple(_tasks)
 
 
-def load_task(name: str, **options: object) -> Task:
+def load_task(name: str, /, **options: object) -> Task:
     """A task with its training and validation data."""
     data = _build(name, options)
     return Task(data.spec, data.train, data.validation)
 
 
-def load_test(name: str, **options: object) -> Split:
+def load_test(name: str, /, **options: object) -> Split:
     """The test data of a task, for exams only."""
     return _build(name, options).test
 
