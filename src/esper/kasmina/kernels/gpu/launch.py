@@ -1,5 +1,7 @@
 """Launching kernels, and compiling many of them at once."""
 
+# pyright: reportMissingImports=false
+
 import os
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
+from triton.runtime import driver
 
 _waiting: dict[Hashable, Callable[[], Any]] | None = None
 
@@ -15,7 +18,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     if _waiting is None:
         kernel[grid](*arguments, **options)
     elif (variant := _variant(kernel, arguments)) not in _waiting:
-        _waiting[variant] = lambda: kernel.warmup(*arguments, grid=grid, **options).run  # its launcher is built, too
+        _waiting[variant] = lambda: kernel.warmup(*arguments, grid=grid, **options)
 
 
 @contextmanager
@@ -29,8 +32,20 @@ def compiling() -> Iterator[None]:
     finally:
         _waiting = None
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        for compiled in [pool.submit(call) for call in calls.values()]:
-            compiled.result()
+        compiled = list(pool.map(_built, calls.values()))
+    for kernel in compiled:
+        _ = kernel.run  # loads its launcher
+
+
+def _built(compile: Callable[[], Any]) -> Any:
+    """A compiled kernel whose launcher is on disk.
+
+    It is not loaded here for good. To Python all launchers are modules of one name, which share a place if they are
+    loaded again: side by side, a kernel could get the launcher of another.
+    """
+    kernel = compile()
+    driver.active.launcher_cls(kernel.src, kernel.metadata)
+    return kernel
 
 
 def _variant(kernel: Any, arguments: tuple[Any, ...]) -> Hashable:
