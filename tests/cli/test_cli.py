@@ -3,10 +3,12 @@
 import json
 
 import pytest
+import torch
 
 from esper.cli import main
 from esper.cli.sizes import size_in_bytes
 from esper.leyline.errors import EsperError
+from esper.tamiyo import load_controller
 from telemetry_toys import SMALL
 
 
@@ -151,6 +153,24 @@ def test_an_exam_may_be_held_on_data_of_ones_own(run, tmp_path, capsys):
     assert "there is nothing at" in capsys.readouterr().err
 
 
+def test_without_a_run_the_controller_that_comes_along_is_examined(run, monkeypatch, capsys):
+    """It lies in a run's folder of its own, which an exam leaves alone."""
+    monkeypatch.setattr("esper.cli.look.SHIPPED", run)
+    monkeypatch.setattr("esper.tamiyo.files.SHIPPED", run)
+    before = {path: path.read_bytes() for path in run.rglob("*.*") if path.is_file()}
+    main(["exam", "--tasks", "planted", "--quick", "--hosts", "2", "--json"])
+    assert json.loads(capsys.readouterr().out)["unseen"] == "task"
+    assert {path: path.read_bytes() for path in run.rglob("*.*") if path.is_file()} == before
+    weights = [load_controller(path).state_dict() for path in (None, run / "controller.safetensors")]
+    assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())
+
+
+def test_a_run_says_what_began_it(run):
+    command = json.loads((run / "environment.json").read_text())["command"]
+    assert command.startswith("esper train smoke --")
+    assert "--run-dir" not in command
+
+
 def test_watch_shows_a_run_and_ends_with_it(run, capsys):
     main(["watch", str(run), "--once"])
     assert "2 of 2" in capsys.readouterr().out
@@ -184,7 +204,6 @@ def test_resuming_what_is_done_changes_nothing(run, capsys):
         (["report", "nowhere"], "nowhere holds no run"),
         (["exam", "nowhere"], "nowhere holds no run"),
         (["exam", "nowhere", "--hosts", "1"], "hosts must be at least 2"),
-        (["exam"], "RUN"),
     ],
 )
 def test_bad_runs_are_one_sentence_and_nothing_begins(arguments, message, tmp_path, monkeypatch, capsys):

@@ -24,7 +24,7 @@ from esper.leyline.reports import ExamReport
 from esper.recipes import FleetConfig, Recipe
 from esper.recipes.exam import QUICK, ExamConfig, hold_exam
 from esper.recipes.suite import SUITE, images, setting, text
-from esper.tamiyo.files import load_controller
+from esper.tamiyo.files import SHIPPED, load_controller
 from esper.tamiyo.policies import FixedPlan, Learned, Planned
 from esper.telemetry import Board, RunFolder
 from esper.telemetry.folder import CONTROLLER
@@ -40,12 +40,12 @@ RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 class Exam:
     """Put a controller against every simple alternative on fresh hosts, scored on test data.
 
-    Several are several trainings of one policy. The first run's recipe says what is examined, and its folder keeps the
-    report; controllers in files are examined with --tasks, --images or --text.
+    Several runs are several trainings of one policy. The first one's recipe says what is examined, and its folder keeps
+    the report; controllers in files are examined with --tasks, --images or --text.
     """
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
-    """Folders of runs that are done, or files of controllers."""
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN ...]")] = ()
+    """Folders of runs that are done, or files of controllers. None: the controller that comes with Esper."""
     exam: OmitArgPrefixes[ExamConfig] = ExamConfig()
     tasks: tuple[str, ...] = ()
     """Settings to examine in instead of those that were learned from: mnist1d-4, mnist1d-8, mnist1d-16, spirals,
@@ -59,26 +59,25 @@ class Exam:
     quick: bool = False
     """Only never, random and the heuristic, at the recipe's learning rate."""
     device: str | None = None
-    """Where; the recipe's if not given."""
+    """Where; if not given as the recipe says, and with Esper's own controller on the CPU."""
     json: bool = False
     """Print one JSON object for every task."""
 
     def run(self) -> None:
-        if not self.runs:
-            raise EsperError("an exam needs at least one RUN")
         fleets = [setting(name) for name in (SUITE if self.tasks == ("all",) else self.tasks)]
         fleets += [build(path) for build, path in ((images, self.images), (text, self.text)) if path]
-        folders = [RunFolder.open(path) for path in self.runs if not path.is_file()]
+        runs = self.runs or (SHIPPED,)
+        folders = [RunFolder.open(path) for path in runs if not path.is_file()]
         for folder in folders:
             if not folder.done:
                 raise FileError(f"{folder.path} is not done: resume it first")
         asked = self.asked(folders, fleets)
-        files = [path if path.is_file() else path / CONTROLLER for path in self.runs]
+        files = [path if path.is_file() else path / CONTROLLER for path in runs]
         policies = [Learned(load_controller(path).to(asked.engine.place())) for path in files]
         config = replace(QUICK, hosts=self.exam.hosts, final=True) if self.quick else self.exam
         exams, lives = hold_exam(asked, policies, config, [read_plan(path) for path in self.plan], fleets)
         exams = [with_cost(exam, folders) for exam in exams]
-        if folders:
+        if folders and self.runs:
             folders[0].write_exam(exams, lives)
             folders[0].log_exam(
                 exams, [str(path) for path in self.runs], datetime.now(UTC).isoformat(timespec="seconds")
@@ -95,7 +94,7 @@ class Exam:
             raise EsperError("a controller in a file is examined in settings: add --tasks, --images or --text")
         found = Recipe.revived(folders[0].config()) if folders else Recipe(name="exam", fleets=tuple(fleets))
         if self.device is None:
-            return found
+            return found if self.runs else replace(found, engine=Engine())
         precision = "bf16" if self.device.startswith("cuda") else "fp32"
         return replace(found, engine=Engine(device=self.device, precision=precision))
 

@@ -1,6 +1,7 @@
 """`esper train`, `esper resume` and `esper recipes`."""
 
 import json as json_module
+import shlex
 import signal
 import sys
 import time
@@ -104,8 +105,16 @@ class Train:
         asked = self.asked()
         path = self.run_dir or Path("runs") / f"{asked.name}-{datetime.now():%Y%m%d-%H%M%S}"
         training = asked.build()
-        folder = RunFolder.create(path, asked.plain(), environment(asked.engine.device, torch.get_num_threads()))
+        device = asked.engine.place()
+        where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+        known = environment(where, torch.get_num_threads(), self.command())
+        folder = RunFolder.create(path, asked.plain(), known)
         go_on(folder, asked, training, self.listening)
+
+    def command(self) -> str:
+        """What makes the same run again, as far as its recipe is concerned."""
+        seed = () if self.rng_seed is None else ("--rng-seed", str(self.rng_seed))
+        return shlex.join(["esper", "train", self.recipe, *seed, *self.changes])
 
     def asked(self) -> Recipe:
         """The recipe with its changes."""

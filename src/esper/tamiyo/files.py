@@ -10,14 +10,20 @@ from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, column_names
 from esper.tamiyo.network import FAMILIES, Controller, ControllerConfig
 
 CONTROLLER_FORMAT = "esper.controller"
+SHIPPED = Path(__file__).parent / "shipped"
+"""The folder of the run that the controller comes from which Esper brings along."""
 
 
 def save_controller(path: str | Path, controller: Controller) -> None:
     write(path, CONTROLLER_FORMAT, controller.state_dict(), _meaning() | {"config": asdict(controller.config)})
 
 
-def load_controller(path: str | Path) -> Controller:
-    """The controller of a file. One that reads other features or chooses among other things is refused."""
+def load_controller(path: str | Path | None = None) -> Controller:
+    """The controller of a file, or the one that comes with Esper.
+
+    One that reads other features or chooses among other things is refused.
+    """
+    path = SHIPPED / "controller.safetensors" if path is None else path
     tensors, description = read(path, CONTROLLER_FORMAT)
     with parsing(path):
         fits(path, _meaning(), description)

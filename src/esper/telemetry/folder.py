@@ -230,10 +230,11 @@ class RunFolder:
             raise FileError(f"cannot read {self.path / name}: {error.strerror or error}") from None
 
 
-def environment(device: str, threads: int) -> dict[str, Any]:
-    """Where a run happens, as far as its numbers may depend on it."""
+def environment(device: str, threads: int, command: str = "") -> dict[str, Any]:
+    """What began a run and where it happens, as far as its numbers may depend on it."""
     return {
         "id": uuid4().hex[:8],
+        "command": command,
         "esper": __version__,
         "torch": version("torch"),
         "numpy": version("numpy"),
