@@ -134,7 +134,7 @@ def test_a_controller_in_a_file_is_examined_anywhere(run, capsys):
     main(["exam", str(run / "controller.safetensors"), "--tasks", "planted", "--quick", "--hosts", "2", "--json"])
     exam = json.loads(capsys.readouterr().out)
     assert exam["task"] == "planted"
-    assert exam["right_size"] == 340
+    assert exam["right_size"] == 216
     with pytest.raises(SystemExit):
         main(["exam", str(run / "controller.safetensors")])
     assert "add --tasks" in capsys.readouterr().err

@@ -30,7 +30,7 @@ from esper.telemetry import Board, RunFolder
 from esper.telemetry.folder import CONTROLLER
 from esper.tolaria import Engine
 
-WIDE = 110
+WIDE = 118
 """Columns of a terminal in which an exam's costs have room."""
 COSTS = ("parameters", "FLOPs", "time")
 RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]

@@ -25,7 +25,7 @@ EXAMPLES = 3
 """Hosts whose lives are drawn."""
 CSS = """
 :root { --ink: #22313f; --quiet: #6b767f; --line: #e3e6e8; --green: #2b7a4b; --earth: #b35806; }
-body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); max-width: 62rem; margin: 3rem auto;
+body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); max-width: 68rem; margin: 3rem auto;
 padding: 0 1.5rem; }
 h1 { font-size: 1.9rem; margin: 0; } h2 { font-size: 1.2rem; margin: 3rem 0 .4rem; }
 p { margin: .4rem 0 1rem; } .quiet { color: var(--quiet); } .verdict { font-size: 1.15rem; border-left: 4px solid
@@ -35,6 +35,7 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th { text-align: right; font-weight: 600; color: var(--quiet); } th:first-child, td:first-child { text-align: left; }
 td { text-align: right; } th, td { padding: .35rem .5rem; white-space: nowrap; border-bottom: 1px solid var(--line); }
 tr.own td { font-weight: 600; } td.win { color: var(--green); } td.loss { color: var(--earth); }
+.wide { overflow-x: auto; } .wide table { font-size: .78rem; } .wide th, .wide td { padding: .3rem; }
 td.text, th.text { text-align: left; white-space: normal; } details { margin: .6rem 0; }
 pre { background: #f6f7f7; padding: 1rem; overflow-x: auto; font-size: .82rem; line-height: 1.4; }
 """
@@ -158,7 +159,9 @@ def _exam(exam: ExamReport) -> str:
         about += f" The controller was not trained on this {exam.unseen}."
     if exam.right_size:
         own = exam.arms[0]
-        about += f" The teacher has {exam.right_size:,.0f} parameters: {exam.policy} has {own.excess:+,.0f}"
+        apart = own.params - exam.right_size
+        about += f" The teacher has {exam.right_size:,.0f} parameters; {exam.policy} ends with {abs(apart):,.0f}"
+        about += " more" if apart > 0 else " fewer"
         about += "." if own.regret is None else f", and its J lies {own.regret:.3f} below that of hosts of that shape."
     if exam.trainings > 1:
         about += f" {exam.trainings} trainings of {exam.policy}."
@@ -170,7 +173,8 @@ def _exam(exam: ExamReport) -> str:
     names = ("policy", exam.metric, "IQM", "growth", "parameters", "FLOPs", "time", "epochs", "lr", "J")
     names += ("difference in J", "P(better)", "p")
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    return f'<p class="quiet">{escape(about)}</p><table><tr>{head}</tr>{"".join(map(_row, exam.arms))}</table>'
+    table = f"<table><tr>{head}</tr>{''.join(map(_row, exam.arms))}</table>"
+    return f'<p class="quiet">{escape(about)}</p><div class="wide">{table}</div>'
 
 
 def _iqm(arm: ArmReport) -> str:

@@ -67,7 +67,9 @@ def mnist1d() -> Recipe:
     )
     plain = _recipe("mnist1d", fleet, updates=8, epochs=2, checkpoint_every=1)
     gentle = replace(plain.learn.ppo, lr=2e-4, entropy_coef=0.001)  # there is something to lose
-    return replace(plain, start=StartConfig(plans=24), learn=replace(plain.learn, ppo=gentle))
+    return replace(
+        plain, start=StartConfig(plans=16, hosts=5, best=1, lives=24), learn=replace(plain.learn, ppo=gentle)
+    )
 
 
 def mnist1d_gpu() -> Recipe:

@@ -33,7 +33,7 @@ SUITE: dict[str, Callable[[], FleetConfig]] = {
     "mnist1d-8": lambda: _signals(8),
     "mnist1d-16": lambda: _signals(16),
     "spirals": lambda: _vectors("spirals", 6),
-    "planted": lambda: _vectors("planted", 4),
+    "planted": lambda: _vectors("planted", 4, inputs=4, classes=8),
     "digits": lambda: _images(6),
 }
 HELD_OUT = ("digits",)
