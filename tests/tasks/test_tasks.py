@@ -19,7 +19,7 @@ from esper.leyline.state import Split
 from esper.tasks import TaskData, load_task, load_test, made, packaged, register_task, task_names, unregister_task
 from esper.tolaria import Reference
 
-MADE = ("mnist1d", "digits", "spirals", "planted")
+MADE = ("mnist1d", "digits", "spirals", "waves", "planted")
 
 
 def splits(name: str, **options) -> list[Split]:
@@ -100,6 +100,15 @@ def test_the_planted_teacher_can_be_learned():
     assert report.score > 0.7
 
 
+def test_waves_are_told_apart_by_their_form_alone():
+    """A small host does far better than chance (0.125), though frequency and phase are any."""
+    task = load_task("waves", noise=0.1)
+    host = Reference(HostSpec("cnn1d", task.spec.inputs, task.spec.outputs, (8, 8)), task)
+    for _ in range(5):
+        report = host.decide(host.space.action())
+    assert report.score > 0.5
+
+
 def test_the_planted_teacher_is_known():
     spec = load_task("planted", width=5, inputs=7, classes=3).spec
     assert spec.facts == {"teacher_width": 5, "teacher_parameters": 5 * 8 + 3 * 6}
@@ -127,6 +136,7 @@ def test_a_task_of_ones_own_in_one_line():
         (lambda: load_task("spirals", arm=4), "unknown option of task 'spirals' 'arm': did you mean 'arms'"),
         (lambda: load_task("spirals", arms=1), "arms must be at least 2"),
         (lambda: load_task("planted", width=0), "width"),
+        (lambda: load_task("waves", length=4), "length must be at least 8"),
         (lambda: load_task("spirals", examples=5), "5 examples are too few"),
         (lambda: load_task("images"), "needs your data: give path="),
         (lambda: load_task("images", path="/nowhere"), "there is nothing at /nowhere: task 'images' needs an .npz"),
@@ -301,7 +311,7 @@ def test_text_predicts_the_next_character(tmp_path):
 
 
 def test_every_task_has_a_name():
-    assert task_names() == ("mnist1d", "digits", "spirals", "planted", "images", "text")
+    assert task_names() == ("mnist1d", "digits", "spirals", "waves", "planted", "images", "text")
 
 
 def test_options_have_their_types_and_a_builder_that_says_nothing_takes_what_it_gets():

@@ -78,7 +78,7 @@ def mnist1d_gpu() -> Recipe:
 
 
 def general() -> Recipe:
-    """The controller that comes with Esper: nine kinds of hosts and data, none of them held out, for a GPU."""
+    """The controller that comes with Esper: eleven kinds of hosts and data, none of them held out, for a GPU."""
     return _for_a_gpu("general", *varied())
 
 

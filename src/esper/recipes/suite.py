@@ -9,12 +9,12 @@ from esper.recipes.config import FleetConfig
 from esper.tolaria import EnvConfig, TrainConfig
 
 
-def _signals(width: int, slots: int = 3, lr: float = 5e-3, epochs: int = 20, **options: int) -> FleetConfig:
+def _signals(
+    width: int, slots: int = 3, lr: float = 5e-3, epochs: int = 20, task: str = "mnist1d", **options: float
+) -> FleetConfig:
     env, train = EnvConfig(episode=epochs, group=16), TrainConfig(lr=lr, batch_size=128)
     found: dict[str, int | float | str] = {**options}
-    return FleetConfig(
-        task="mnist1d", options=found, host="cnn1d", widths=(width,) * slots, hosts=48, train=train, env=env
-    )
+    return FleetConfig(task=task, options=found, host="cnn1d", widths=(width,) * slots, hosts=48, train=train, env=env)
 
 
 def _vectors(task: str, width: int, **options: int) -> FleetConfig:
@@ -49,10 +49,12 @@ def varied() -> tuple[FleetConfig, ...]:
         _signals(12, lr=1e-2, examples=500),
         _signals(6, slots=2, lr=1e-2, examples=1200),
         _signals(6, slots=2, lr=1e-2, epochs=10, examples=1700),
-        _vectors("spirals", 6),
+        _signals(4, slots=2, lr=2e-2, task="waves", noise=0.1),
+        _signals(12, slots=2, lr=1e-2, task="waves", examples=2000),
+        _vectors("spirals", 6, examples=2000),
         _vectors("spirals", 6, arms=5, examples=2000),
         _vectors("spirals", 16, arms=5, examples=2000),
-        _vectors("planted", 4, examples=3000),
+        _vectors("planted", 4, examples=2000),
     )
     return tuple(replace(fleet, rates=(0.5, 1.0, 2.0)) for fleet in fleets)
 

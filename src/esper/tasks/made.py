@@ -1,6 +1,7 @@
 """Tasks made from a formula, with generators of their own."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -30,6 +31,33 @@ def spirals(arms: int = 3, noise: float = 0.08, examples: int = 3000, rng_seed: 
     x = 2 * x + noise * _normal(2 * examples, "spirals noise", rng_seed).view(examples, 2)
     spec = TaskSpec("spirals", (2,), arms, CLASSIFICATION)
     validation, test, train = divide(Split(x, y), examples // 6, examples // 6)
+    return TaskData(spec, train, validation, test)
+
+
+WAVES: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda phase: torch.sin(2 * math.pi * phase),
+    lambda phase: 2 * torch.sin(math.pi * phase) - 1,
+    lambda phase: 2 * phase - 1,
+    lambda phase: 1 - 2 * phase,
+    lambda phase: 4 * (phase - 0.5).abs() - 1,
+    lambda phase: torch.where(phase < 0.25, 1.0, -1.0),
+    lambda phase: torch.where(phase < 0.5, 1.0, -1.0),
+    lambda phase: torch.where(phase < 0.75, 1.0, -1.0),
+)
+"""One period of a sine, arches, a rising and a falling ramp, a triangle, and three pulses."""
+
+
+def waves(noise: float = 0.3, length: int = 32, examples: int = 3000, rng_seed: int = 0) -> TaskData:
+    """Which of eight waves is it, at any frequency and phase?"""
+    if length < 8:
+        raise EsperError(f"length must be at least 8, not {length}")
+    which, frequency, start = uniform(key(rng_seed, Purpose.DATA, "waves"), 3 * examples).view(3, examples, 1)
+    y = (which * len(WAVES)).long()
+    phase = ((1.5 + 2.5 * frequency) * torch.arange(length) / length + start) % 1
+    x = torch.stack([wave(phase) for wave in WAVES], 1)[torch.arange(examples), y[:, 0]].float()
+    x = x + noise * _normal(length * examples, "waves noise", rng_seed).view(examples, length)
+    spec = TaskSpec("waves", (length, 1), len(WAVES), CLASSIFICATION)
+    validation, test, train = divide(Split(x[..., None], y[:, 0]), examples // 6, examples // 6)
     return TaskData(spec, train, validation, test)
 
 

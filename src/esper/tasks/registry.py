@@ -15,6 +15,7 @@ _tasks: dict[str, Builder] = {
     "mnist1d": packaged.mnist1d,
     "digits": packaged.digits,
     "spirals": made.spirals,
+    "waves": made.waves,
     "planted": made.planted,
     "images": files.images,
     "text": files.text,
