@@ -79,7 +79,8 @@ def mnist1d_gpu() -> Recipe:
 
 def general() -> Recipe:
     """The controller that comes with Esper: eleven kinds of hosts and data, none of them held out, for a GPU."""
-    return _for_a_gpu("general", *varied())
+    plain = _for_a_gpu("general", *varied())
+    return replace(plain, learn=replace(plain.learn, ppo=replace(plain.learn.ppo, minibatches=32)))
 
 
 def _for_a_gpu(name: str, *fleets: FleetConfig) -> Recipe:
