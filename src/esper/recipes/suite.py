@@ -8,12 +8,17 @@ from esper.leyline.errors import unknown
 from esper.recipes.config import FleetConfig
 from esper.tolaria import EnvConfig, TrainConfig
 
-
 Option = int | float | str
 
 
 def _fleet(
-    task: str, host: str, widths: tuple[int, ...], /, lr: float, batch: int = 128, epochs: int = 20, **options: Option
+    task: str,
+    options: dict[str, Option],
+    host: str,
+    widths: tuple[int, ...],
+    lr: float,
+    batch: int = 128,
+    epochs: int = 20,
 ) -> FleetConfig:
     env, train = EnvConfig(episode=epochs, group=16), TrainConfig(lr=lr, batch_size=batch)
     return FleetConfig(task=task, options=options, host=host, widths=widths, hosts=48, train=train, env=env)
@@ -22,11 +27,11 @@ def _fleet(
 def _signals(
     width: int, slots: int = 3, lr: float = 5e-3, epochs: int = 20, task: str = "mnist1d", **options: Option
 ) -> FleetConfig:
-    return _fleet(task, "cnn1d", (width,) * slots, lr=lr, epochs=epochs, **options)
+    return _fleet(task, options, "cnn1d", (width,) * slots, lr, epochs=epochs)
 
 
 def _vectors(task: str, width: int, **options: Option) -> FleetConfig:
-    return _fleet(task, "mlp", (width,) * 2, lr=1e-2, **options)
+    return _fleet(task, options, "mlp", (width,) * 2, 1e-2)
 
 
 SUITE: dict[str, Callable[[], FleetConfig]] = {
@@ -35,7 +40,7 @@ SUITE: dict[str, Callable[[], FleetConfig]] = {
     "mnist1d-16": lambda: _signals(16),
     "spirals": lambda: _vectors("spirals", 6),
     "planted": lambda: _vectors("planted", 4, inputs=4, classes=8),
-    "digits": lambda: _fleet("digits", "cnn2d", (6, 6), lr=5e-3, batch=64, epochs=16),
+    "digits": lambda: _fleet("digits", {}, "cnn2d", (6, 6), 5e-3, batch=64, epochs=16),
 }
 HELD_OUT = ("digits",)
 """A task and a kind of host that no shipped controller was trained on."""
@@ -62,12 +67,16 @@ def varied() -> tuple[FleetConfig, ...]:
 
 def images(path: str | Path) -> FleetConfig:
     """Images of your own, such as CIFAR-10."""
-    return _fleet("images", "cnn2d", (8, 16, 32), lr=5e-3, batch=256, path=str(path), name=Path(path).stem)
+    return _fleet("images", _file(path), "cnn2d", (8, 16, 32), 5e-3, batch=256)
 
 
 def text(path: str | Path) -> FleetConfig:
     """A text of your own, character by character."""
-    return _fleet("text", "transformer", (32, 32), lr=3e-3, epochs=12, path=str(path), name=Path(path).stem)
+    return _fleet("text", _file(path), "transformer", (32, 32), 3e-3, epochs=12)
+
+
+def _file(path: str | Path) -> dict[str, Option]:
+    return {"path": str(path), "name": Path(path).stem}
 
 
 def setting(name: str) -> FleetConfig:
