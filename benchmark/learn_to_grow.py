@@ -14,11 +14,11 @@ import tyro
 from esper.leyline.specs import HostSpec
 from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule, RewardConfig, train
 from esper.simic.cloning import CloneConfig, clone
-from esper.simic.rollout import Collector, record
+from esper.simic.rollout import record_lives
 from esper.simic.search import best_plan, compare, random_plans, single_plans
 from esper.tamiyo import Controller, ControllerConfig
 from esper.tamiyo.files import save_controller
-from esper.tamiyo.policies import FixedPlan, Heuristic, Learned, Never, RandomLegal, SideBySide
+from esper.tamiyo.policies import FixedPlan, Heuristic, Learned, Never, RandomLegal
 from esper.tasks import load_task
 from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, TrainConfig
 
@@ -143,9 +143,7 @@ def learn(x: Experiment) -> None:
 
 def imitate(x: Experiment, controller: Controller, plans: list[FixedPlan]) -> None:
     env = env_for(x, 64 * len(plans), len(plans), SEARCH + 500 + x.seed)
-    fleets = Collector([env], controller, CollectConfig(horizon=x.episode), x.seed)
-    fleets.begin(x.rent)
-    rollout = record(fleets, [SideBySide(plans)], x.rent, x.reward)
+    rollout = record_lives(env, plans, controller, x.rent, x.reward, x.seed)
     *_, last = clone(controller, [rollout], CloneConfig(epochs=60, rng_seed=x.seed))
     say(cloned=round(last.held_out_loss, 3), likelihood=last.likelihood)
 

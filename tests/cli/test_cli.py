@@ -112,12 +112,14 @@ def test_an_exam_names_every_arm_and_its_difference(run, tmp_path, capsys):
         assert arm.keys() >= {"name", "iqm", "mean", "j", "params", "flops", "vs"}
         assert (arm["vs"] is None) == (arm["name"] == "learned")
     assert exam["arms"][1]["vs"].keys() == {"mean", "low", "high"}
-    main(["exam", str(run), str(run), "--hosts", "3", "--quick"])
+    assert exam["data"] == "validation"
+    assert not (run / "exams.jsonl").exists(), "a quick exam touches nothing final"
+    main(["exam", str(run), str(run), "--hosts", "3", "--plans", "0", "--rates", "1.0"])
     said = capsys.readouterr().out
     assert "3 fresh hosts" in said
     assert "heuristic" in said
     held = [json.loads(line) for line in (run / "exams.jsonl").read_text().splitlines()]
-    assert [len(line["runs"]) for line in held] == [1, 2], "every final exam, and of whom"
+    assert [len(line["runs"]) for line in held] == [2], "every final exam, and of whom"
     assert held[0]["exam"]["data"] == "test"
 
 
@@ -160,9 +162,18 @@ def test_without_a_run_the_controller_that_comes_along_is_examined(run, monkeypa
     before = {path: path.read_bytes() for path in run.rglob("*.*") if path.is_file()}
     main(["exam", "--tasks", "planted", "--quick", "--hosts", "2", "--json"])
     assert json.loads(capsys.readouterr().out)["unseen"] == "task"
+    main(["exam", "--quick", "--hosts", "2", "--json"])
+    assert json.loads(capsys.readouterr().out)["task"] == "digits", "by default where it has learned nothing"
     assert {path: path.read_bytes() for path in run.rglob("*.*") if path.is_file()} == before
     weights = [load_controller(path).state_dict() for path in (None, run / "controller.safetensors")]
     assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())
+
+
+def test_where_no_controller_comes_along_a_run_is_asked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("esper.cli.look.SHIPPED", tmp_path / "none")
+    with pytest.raises(SystemExit):
+        main(["exam"])
+    assert "brings no controller along: name a RUN" in capsys.readouterr().err
 
 
 def test_a_run_says_what_began_it(run):

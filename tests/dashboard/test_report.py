@@ -93,7 +93,7 @@ def test_anomalies_are_told():
 
 def arm(name: str, *vs: float) -> ArmReport:
     known = (Interval(*vs), 0.5, 0.01) if vs else (None, None, None)
-    return ArmReport(name, 0.5, 0.5, Interval(0.5, 0.4, 0.6), 0.5, 100, 1.0, 1e9, 2.0, 0.0, 0.01, 12, 0, *known)
+    return ArmReport(name, 0.5, 0.5, Interval(0.5, 0.4, 0.6), 0.5, 100, 1.0, 1e9, 0.0, 0.01, 12, 0, *known)
 
 
 def test_the_verdict_says_wins_losses_and_neither():

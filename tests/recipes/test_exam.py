@@ -62,8 +62,11 @@ def test_a_guest_with_a_name_that_is_taken_is_refused_before_anything_is_played(
     asked = smoke()
     monkeypatch.setattr("esper.recipes.exam.Room.paper", lambda *arguments: pytest.fail("the exam was held"))
     monkeypatch.setattr("esper.recipes.exam.tournament", lambda *arguments: pytest.fail("plans were tried"))
+    ours = [Learned(Controller(asked.controller, 1))]
     with pytest.raises(EsperError, match="2 arms are called 'never'"):
-        hold_exam(asked, [Learned(Controller(asked.controller, 1))], SMALL, [Never()])
+        hold_exam(asked, ours, SMALL, [Never()])
+    with pytest.raises(EsperError, match="2 arms are called 'static'"):
+        hold_exam(asked, ours, SMALL, [FixedPlan([], name="static")])
 
 
 def test_a_preliminary_exam_touches_neither_final_hosts_nor_test_data():

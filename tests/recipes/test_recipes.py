@@ -76,3 +76,5 @@ def test_groups_of_siblings_learn_at_the_rates_of_their_recipe():
     assert torch.equal(built.seed_lr, expected[:, None].expand_as(built.seed_lr))
     with pytest.raises(EsperError, match="rates must be positive"):
         replace(fleet, rates=(0.0,))
+    with pytest.raises(EsperError, match="hosts must be at least 16, a group for each of the rates"):
+        replace(fleet, rates=(0.5, 1.0, 2.0, 4.0))

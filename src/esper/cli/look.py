@@ -23,7 +23,7 @@ from esper.leyline.plain import finite
 from esper.leyline.reports import ExamReport
 from esper.recipes import FleetConfig, Recipe
 from esper.recipes.exam import QUICK, ExamConfig, hold_exam
-from esper.recipes.suite import SUITE, images, setting, text
+from esper.recipes.suite import HELD_OUT, SUITE, images, setting, text
 from esper.tamiyo.files import SHIPPED, load_controller
 from esper.tamiyo.policies import FixedPlan, Learned, Planned
 from esper.telemetry import Board, RunFolder
@@ -45,19 +45,21 @@ class Exam:
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN ...]")] = ()
-    """Folders of runs that are done, or files of controllers. None: the controller that comes with Esper."""
+    """Folders of runs that are done, or files of controllers. None: the controller that comes with Esper,
+    where it has learned nothing."""
     exam: OmitArgPrefixes[ExamConfig] = ExamConfig()
     tasks: tuple[str, ...] = ()
     """Settings to examine in instead of those that were learned from: mnist1d-4, mnist1d-8, mnist1d-16, spirals,
     planted, digits; or all."""
     images: Path | None = None
-    """Examine with images of yours, too: an .npz file or a folder, as `esper tasks` says."""
+    """Examine with images of yours, besides --tasks or instead of what was learned from: an .npz file or a folder."""
     text: Path | None = None
-    """Examine with a text of yours, too, character by character."""
+    """Likewise with a text of yours, character by character."""
     plan: tuple[Path, ...] = ()
     """Plans that take part: files with a JSON list of lines like {"decision": 0, "op": "GERMINATE", "slot": "s0"}."""
     quick: bool = False
-    """Only never, random and the heuristic, at the recipe's learning rate."""
+    """Only never, random and the heuristic, at the recipe's learning rate; on other hosts than final exams, and scored
+    on validation data, so that one may look as often as one likes."""
     device: str | None = None
     """Where; if not given as the recipe says, and with Esper's own controller on the CPU."""
     json: bool = False
@@ -67,6 +69,10 @@ class Exam:
         fleets = [setting(name) for name in (SUITE if self.tasks == ("all",) else self.tasks)]
         fleets += [build(path) for build, path in ((images, self.images), (text, self.text)) if path]
         runs = self.runs or (SHIPPED,)
+        if not self.runs and not SHIPPED.exists():
+            raise EsperError("this Esper brings no controller along: name a RUN")
+        if not self.runs and not fleets:
+            fleets = [setting(name) for name in HELD_OUT]
         folders = [RunFolder.open(path) for path in runs if not path.is_file()]
         for folder in folders:
             if not folder.done:
@@ -74,14 +80,14 @@ class Exam:
         asked = self.asked(folders, fleets)
         files = [path if path.is_file() else path / CONTROLLER for path in runs]
         policies = [Learned(load_controller(path).to(asked.engine.place())) for path in files]
-        config = replace(QUICK, hosts=self.exam.hosts, final=True) if self.quick else self.exam
+        config = replace(QUICK, hosts=self.exam.hosts) if self.quick else self.exam
         exams, lives = hold_exam(asked, policies, config, [read_plan(path) for path in self.plan], fleets)
         exams = [with_cost(exam, folders) for exam in exams]
         if folders and self.runs:
             folders[0].write_exam(exams, lives)
-            folders[0].log_exam(
-                exams, [str(path) for path in self.runs], datetime.now(UTC).isoformat(timespec="seconds")
-            )
+            if config.final:
+                now = datetime.now(UTC).isoformat(timespec="seconds")
+                folders[0].log_exam(exams, [str(path) for path in self.runs], now)
         for exam in exams:
             if self.json:
                 print(json_module.dumps(finite(asdict(exam))))

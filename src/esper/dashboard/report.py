@@ -159,10 +159,8 @@ def _exam(exam: ExamReport) -> str:
         about += f" The controller was not trained on this {exam.unseen}."
     if exam.right_size:
         own = exam.arms[0]
-        apart = own.params - exam.right_size
-        about += f" The teacher has {exam.right_size:,.0f} parameters; {exam.policy} ends with {abs(apart):,.0f}"
-        about += " more" if apart > 0 else " fewer"
-        about += "." if own.regret is None else f", and its J lies {own.regret:.3f} below that of hosts of that shape."
+        about += f" The teacher has {exam.right_size:,.0f} parameters, {exam.policy} ends with {own.params:,.0f}."
+        about += "" if own.regret is None else f" Its regret against hosts of that shape is {own.regret:.3f} in J."
     if exam.trainings > 1:
         about += f" {exam.trainings} trainings of {exam.policy}."
     chosen = [f"{arm.name} in {arm.searched:,} lives" for arm in exam.arms if arm.searched]

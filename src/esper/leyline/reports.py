@@ -170,8 +170,6 @@ class ArmReport:
     growth: float
     flops: float
     """Of a whole life, lessons in silence and counterfactuals included."""
-    seconds: float
-    """All its hosts took together, on the exam's machine."""
     sick: float
     """The share that fell sick."""
     lr: float
@@ -191,6 +189,8 @@ class ArmReport:
     """...and how far its J lies below that of hosts of the teacher's shape."""
     scores: tuple[float, ...] = ()
     """Of every host in every training."""
+    seconds: float = 0.0
+    """All its hosts took together, on the exam's machine; the mean over trainings."""
 
     @property
     def verdict(self) -> Literal["better", "worse", "level"]:

@@ -102,8 +102,9 @@ def cifar10() -> Recipe:
 
 def characters() -> Recipe:
     """A character transformer on a text file (`--fleets.0.options.path FILE`)."""
-    few = replace(text("text.txt"), hosts=16)
-    return _recipe("characters", replace(few, env=replace(few.env, group=8)), updates=20)
+    fleet = text("text.txt")
+    env, train = replace(fleet.env, group=8), replace(fleet.train, batch_size=32)
+    return _recipe("characters", replace(fleet, hosts=16, env=env, train=train), updates=20)
 
 
 def reviewed() -> Recipe:

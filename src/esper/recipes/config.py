@@ -35,8 +35,8 @@ class Band(IntEnum):
     """An exam's plans; every round of a tournament has hosts of its own."""
     OTHERS = 6_000_000
     """Hosts to replay growth on; every training's on its own."""
-    FINAL = 7_000_000
-    """Final scores, and nothing else."""
+    FINAL = 8_000_000
+    """Final scores, and nothing else. Those of 7,000,000 were looked at while `general` was made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,8 @@ class FleetConfig:
     hosts: int = 32
     """How many are trained at a time."""
     rates: tuple[float, ...] = (1.0,)
-    """Learning rates as multiples of train.lr: each group of siblings has one, in turn. Exams have their own."""
+    """Learning rates as multiples of train.lr: each group of siblings has one, in turn. Exams and head starts have
+    their own."""
     train: TrainConfig = TrainConfig()
     lifecycle: LifecycleConfig = LifecycleConfig()
     env: EnvConfig = EnvConfig()
@@ -64,6 +65,9 @@ class FleetConfig:
             raise EsperError(f"hosts must be at least 1, not {self.hosts}")
         if not self.rates or not all(rate > 0 for rate in self.rates):
             raise EsperError(f"rates must be positive, and at least one, not {self.rates}")
+        least = len(self.rates) * self.env.group
+        if len(self.rates) > 1 and self.hosts < least:
+            raise EsperError(f"hosts must be at least {least}, a group for each of the rates, not {self.hosts}")
 
     def build(self, engine: Engine) -> FleetEnv:
         env = FleetEnv(self.fleet(engine, self.hosts), self.env)

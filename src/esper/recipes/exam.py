@@ -30,6 +30,7 @@ from esper.tolaria.grown import Grown
 
 SIMPLE: tuple[type[Policy], ...] = (Never, RandomLegal, Heuristic)
 SEARCHED = ("best plan", "grid oracle")
+DERIVED = ("longer", "static", "static, longer", "replay", RIGHT_SIZE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,14 +96,15 @@ class Room:
         self.example = self.env(1, 1, Band.PLANS, [fleet.train.lr])
 
     def hold(self, policies: Sequence[Policy], guests: Sequence[Policy]) -> tuple[ExamReport, list[Life]]:
-        rules = self.rules()
-        distinct([policies[0].name, *(rule.name for rule in (*rules, *guests)), *SEARCHED])
+        rules, config = self.rules(), self.config
+        taken = [*(SEARCHED if config.plans else ()), *(DERIVED if config.thorough else ())]
+        distinct([policies[0].name, *(rule.name for rule in (*rules, *guests)), *taken])
         rivals = [*rules, *self.plans(), *guests]
         lr, *rates = self.tuned([policies[0], *rivals])
-        ours = self.arm(policies, lr)
         others = [self.arm([rival], rate) for rival, rate in zip(rivals, rates, strict=True)]
+        ours = self.arm(policies, lr)  # last: whoever needs a kernel first has to wait for it
         lives = [life for arm in (ours, *others) for life in arm.sittings[0].lives]
-        if self.config.thorough:
+        if config.thorough:
             others += self.derived(ours, others[0])
         data = "test" if self.config.final else "validation"
         report = verdicts(self.example.fleet, self.rent, ours, others, self.rng_seed, data)
@@ -125,9 +127,12 @@ class Room:
 
     def arm(self, policies: Sequence[Policy], lr: float, episode: int | None = None) -> Arm:
         """All trainings of one policy."""
-        name, told = policies[0].name, min(self.config.told, self.config.hosts)
-        sittings = [sit(self.paper(lr, episode), policy, self.rent, self.rng_seed, told) for policy in policies]
+        name = policies[0].name
+        sittings = [self.sat(self.paper(lr, episode), policy) for policy in policies]
         return Arm(name, sittings, episode or self.fleet.env.episode, lr, self.searched.get(name, 0))
+
+    def sat(self, env: FleetEnv, policy: Policy) -> Sitting:
+        return sit(env, policy, self.rent, self.rng_seed, min(self.config.told, self.config.hosts))
 
     def tuned(self, policies: Sequence[Policy], episode: int | None = None) -> list[float]:
         """The learning rate of each policy, chosen on hosts of its own by validation J."""
@@ -174,10 +179,10 @@ class Room:
         longer = self.arm([Never()], lr, epochs)._replace(name="longer")
         static = self.static("static", ours, ours.episode)
         again = self.static("static, longer", ours, _as_long(static, cost))
-        replayed = []
-        for i, sitting in enumerate(ours.sittings):
-            env = self.env(self.config.hosts, 1, Band.OTHERS + i, [ours.lr], test=True)
-            replayed.append(sit(env, Replay(sitting.actions), self.rent, self.rng_seed))
+        replayed = [
+            self.sat(self.env(self.config.hosts, 1, Band.OTHERS + i, [ours.lr], test=True), Replay(sitting.actions))
+            for i, sitting in enumerate(ours.sittings)
+        ]
         replay = Arm("replay", replayed, ours.episode, ours.lr, paired=False)
         taught = "teacher_width" in self.example.fleet.task.facts
         return [longer, static, again, replay, *([self.right_size()] if taught else [])]
@@ -185,11 +190,12 @@ class Room:
     def static(self, name: str, ours: Arm, episode: int) -> Arm:
         """The topologies that were grown, from scratch."""
 
-        def sat(topology: SlotState) -> Sitting:
+        def grown(topology: SlotState) -> FleetEnv:
             env = self.paper(ours.lr, episode)
-            return sit(Grown(env.fleet, topology, env.config, env.test), Never(), self.rent, self.rng_seed)
+            return Grown(env.fleet, topology, env.config, env.test)
 
-        return Arm(name, [sat(sitting.topology) for sitting in ours.sittings], episode, ours.lr)
+        sittings = [self.sat(grown(sitting.topology), Never()) for sitting in ours.sittings]
+        return Arm(name, sittings, episode, ours.lr)
 
     def right_size(self) -> Arm:
         """Hosts of the teacher's shape, which pay rent for what they have beyond the bare host."""

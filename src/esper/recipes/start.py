@@ -2,10 +2,10 @@
 
 from esper.recipes.config import Band, Recipe
 from esper.simic.cloning import CloneConfig, clone
-from esper.simic.rollout import CollectConfig, Collector, record
+from esper.simic.rollout import record_lives
 from esper.simic.search import best_first, random_plans
 from esper.tamiyo import Controller
-from esper.tamiyo.policies import Heuristic, SideBySide
+from esper.tamiyo.policies import Heuristic
 
 
 def begin(recipe: Recipe, controller: Controller) -> int:
@@ -17,9 +17,7 @@ def begin(recipe: Recipe, controller: Controller) -> int:
         tried = [Heuristic(), *random_plans(env.setting, start.plans, recipe.learn.rng_seed)]
         best = best_first(env, tried, rent)[: start.best]
         shown = fleet.build_group(recipe.engine, start.lives, len(best), Band.SHOW)
-        collector = Collector([shown], controller, CollectConfig(horizon=fleet.env.episode), recipe.learn.rng_seed)
-        collector.begin(rent)
-        episodes.append(record(collector, [SideBySide(best)], rent, recipe.learn.reward))
+        episodes.append(record_lives(shown, best, controller, rent, recipe.learn.reward, recipe.learn.rng_seed))
         decisions += fleet.env.episode * (env.fleet.num_hosts + shown.fleet.num_hosts)
     for _ in clone(controller, episodes, CloneConfig(epochs=start.epochs, rng_seed=recipe.learn.rng_seed)):
         pass

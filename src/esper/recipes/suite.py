@@ -1,4 +1,4 @@
-"""The settings that exams are held in. Those of HELD_OUT are never learned from."""
+"""The settings that exams are held in, and what the controller that comes with Esper learns from."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,7 +43,7 @@ SUITE: dict[str, Callable[[], FleetConfig]] = {
     "digits": lambda: _fleet("digits", {}, "cnn2d", (6, 6), 5e-3, batch=64, epochs=16),
 }
 HELD_OUT = ("digits",)
-"""A task and a kind of host that no shipped controller was trained on."""
+"""A task and a kind of host that `general` does not learn from."""
 
 
 def varied() -> tuple[FleetConfig, ...]:

@@ -60,6 +60,7 @@ def sit(env: FleetEnv, policy: Policy, rent: float, rng_seed: int = 0, told: int
     """A policy on all hosts of an env, scored on its test data, if it has any; another env of the same rng_seed has the
     same hosts. The lives of the first are told, as many as asked for."""
     diary = Diary(env, range(told))
+    env.fleet.lr.cpu()  # waits for what was begun before
     started = time.perf_counter()
     outcome = play(env, policy, rent, rng_seed, witness=diary.note)
     outcome.objective.cpu()  # waits for the device

@@ -14,7 +14,7 @@ from esper.leyline.state import Signals
 from esper.simic.rewards import RewardConfig, objective, reward
 from esper.tamiyo.features import Features, History, View, no_history, remember
 from esper.tamiyo.network import Choice, Controller, Memory, Observation, describe, look, num_draws
-from esper.tamiyo.policies import Policy, draws
+from esper.tamiyo.policies import Policy, SideBySide, draws
 from esper.tolaria import FleetEnv
 
 
@@ -173,6 +173,15 @@ def record(fleets: Collector, policies: Sequence[Policy], rent: float, rewards: 
         return Choice(action, certain, nothing)
 
     return _played(fleets, choose, lambda seen: nothing, rent, rewards, telemetry=True)
+
+
+def record_lives(
+    env: FleetEnv, policies: Sequence[Policy], controller: Controller, rent: float, rewards: RewardConfig, rng_seed: int
+) -> Rollout:
+    """One life of every host under policies side by side, for this controller to learn from."""
+    fleets = Collector([env], controller, CollectConfig(horizon=env.setting.episode), rng_seed)
+    fleets.begin(rent)
+    return record(fleets, [SideBySide(policies)], rent, rewards)
 
 
 def _played(

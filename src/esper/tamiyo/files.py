@@ -11,7 +11,7 @@ from esper.tamiyo.network import FAMILIES, Controller, ControllerConfig
 
 CONTROLLER_FORMAT = "esper.controller"
 SHIPPED = Path(__file__).parent / "shipped"
-"""The folder of the run that the controller comes from which Esper brings along."""
+"""The run folder of the controller that comes with Esper."""
 
 
 def save_controller(path: str | Path, controller: Controller) -> None:

@@ -48,7 +48,7 @@ WAVES: tuple[Callable[[Tensor], Tensor], ...] = (
 
 
 def waves(noise: float = 0.3, length: int = 32, examples: int = 3000, rng_seed: int = 0) -> TaskData:
-    """Which of eight waves is it, at any frequency and phase?"""
+    """Which of eight waves is it, at 1.5 to 4 periods and any phase?"""
     if length < 8:
         raise EsperError(f"length must be at least 8, not {length}")
     which, frequency, start = uniform(key(rng_seed, Purpose.DATA, "waves"), 3 * examples).view(3, examples, 1)

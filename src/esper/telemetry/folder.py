@@ -1,7 +1,7 @@
 """A run on disk: what was asked, where it ran, every report, checkpoints, and the controller that came out of it.
 
 config.json            the recipe
-environment.json       versions, device, threads, git
+environment.json       the command, versions, device, threads, git
 reports.jsonl          one update on each line, readable while it grows
 episodes.jsonl         one line for every host whose life has ended
 checkpoints/           everything that the next update depends on: the newest few, and best.safetensors

@@ -37,13 +37,13 @@ def compiling() -> Iterator[None]:
         _ = kernel.run  # loads its launcher
 
 
-def _built(compile: Callable[[], Any]) -> Any:
+def _built(call: Callable[[], Any]) -> Any:
     """A compiled kernel whose launcher is on disk.
 
-    It is not loaded here for good. To Python all launchers are modules of one name, which share a place if they are
+    What is loaded here is thrown away. To Python all launchers are modules of one name, which share a place if they are
     loaded again: side by side, a kernel could get the launcher of another.
     """
-    kernel = compile()
+    kernel = call()
     driver.active.launcher_cls(kernel.src, kernel.metadata)
     return kernel
 
