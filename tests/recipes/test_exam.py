@@ -32,7 +32,7 @@ def held():
     asked = smoke()
     trainings = [Learned(Controller(asked.controller, seed)) for seed in (1, 2)]
     guest = FixedPlan([Planned(0, {"op": "GERMINATE", "slot": "s0"})], name="mine")
-    (report,), lives = hold_exam(asked, trainings, SMALL, [guest])
+    (report,), lives = hold_exam(asked, trainings, SMALL, [guest, FixedPlan([], name="idle")])
     return report, lives
 
 
@@ -46,6 +46,7 @@ def test_everyone_is_there(held):
         "best plan",
         "grid oracle",
         "mine",
+        "idle",
         "longer",
         "static",
         "static, longer",
@@ -76,6 +77,13 @@ def test_a_preliminary_exam_touches_neither_final_hosts_nor_test_data():
     assert [arm.name for arm in report.arms] == ["learned", "never", "random", "heuristic"]
     with pytest.raises(EsperError, match="thorough exams are final"):
         replace(SMALL, final=False)
+
+
+def test_arms_that_do_the_same_have_the_same_hosts(held):
+    report, _ = held
+    never, idle = (next(arm for arm in report.arms if arm.name == name) for name in ("never", "idle"))
+    assert idle.scores == never.scores
+    assert idle.vs == never.vs
 
 
 def test_who_trains_longer_spends_as_much_and_no_more(held):

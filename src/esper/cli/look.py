@@ -66,13 +66,9 @@ class Exam:
     """Print one JSON object for every task."""
 
     def run(self) -> None:
-        fleets = [setting(name) for name in (SUITE if self.tasks == ("all",) else self.tasks)]
-        fleets += [build(path) for build, path in ((images, self.images), (text, self.text)) if path]
-        runs = self.runs or (SHIPPED,)
+        fleets, runs = self.settings(), self.runs or (SHIPPED,)
         if not self.runs and not SHIPPED.exists():
             raise EsperError("this Esper brings no controller along: name a RUN")
-        if not self.runs and not fleets:
-            fleets = [setting(name) for name in HELD_OUT]
         folders = [RunFolder.open(path) for path in runs if not path.is_file()]
         for folder in folders:
             if not folder.done:
@@ -82,7 +78,7 @@ class Exam:
         policies = [Learned(load_controller(path).to(asked.engine.place())) for path in files]
         config = replace(QUICK, hosts=self.exam.hosts) if self.quick else self.exam
         exams, lives = hold_exam(asked, policies, config, [read_plan(path) for path in self.plan], fleets)
-        exams = [with_cost(exam, folders) for exam in exams]
+        exams = with_cost(exams, folders)
         if folders and self.runs:
             folders[0].write_exam(exams, lives)
             if config.final:
@@ -93,6 +89,14 @@ class Exam:
                 print(json_module.dumps(finite(asdict(exam))))
             else:
                 show_exam(exam, Console())
+
+    def settings(self) -> list[FleetConfig]:
+        """What is asked for; of Esper's own controller, if nothing is, what it has not learned from."""
+        named = SUITE if self.tasks == ("all",) else self.tasks
+        own = [build(path) for build, path in ((images, self.images), (text, self.text)) if path]
+        if not (self.runs or named or own):
+            named = HELD_OUT
+        return [*(setting(name) for name in named), *own]
 
     def asked(self, folders: Sequence[RunFolder], fleets: Sequence[FleetConfig]) -> Recipe:
         """The first run's recipe; of a controller alone nothing is known but what it is to be examined in."""
@@ -105,13 +109,13 @@ class Exam:
         return replace(found, engine=Engine(device=self.device, precision=precision))
 
 
-def with_cost(exam: ExamReport, folders: Sequence[RunFolder]) -> ExamReport:
+def with_cost(exams: Sequence[ExamReport], folders: Sequence[RunFolder]) -> list[ExamReport]:
     """With what the trainings took, which no other arm had."""
     reports = [report for folder in folders for report in folder.reports()]
     starts = [folder.start() for folder in folders]
     decisions = sum(report.decisions for report in reports) + sum(decisions for decisions, _ in starts)
     seconds = sum(sum(report.seconds.values()) for report in reports) + sum(seconds for _, seconds in starts)
-    return replace(exam, decisions=decisions, seconds=seconds)
+    return [replace(exam, decisions=decisions, seconds=seconds) for exam in exams]
 
 
 def read_plan(path: Path) -> FixedPlan:
