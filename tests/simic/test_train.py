@@ -155,9 +155,11 @@ def test_unusual_configs_warn(field, value):
         PPOConfig(**{field: value})
 
 
-def test_the_entropy_coefficient_anneals():
-    config = PPOConfig(entropy_coef=0.04, entropy_end=0.0, anneal=10)
+def test_entropy_coefficient_and_learning_rate_anneal():
+    config = PPOConfig(entropy_coef=0.04, entropy_end=0.0, lr=0.04, lr_end=0.02, anneal=10)
     assert [config.entropy_at(update) for update in (0, 5, 10, 99)] == [0.04, 0.02, 0.0, 0.0]
+    assert [config.lr_at(update) for update in (0, 5, 10, 99)] == [0.04, 0.03, 0.02, 0.02]
+    assert PPOConfig(lr=0.04, anneal=10).lr_at(99) == 0.04
 
 
 def test_a_rollout_holds_exactly_its_horizon():

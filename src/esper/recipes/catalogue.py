@@ -78,7 +78,7 @@ def mnist1d_gpu() -> Recipe:
 
 
 def general() -> Recipe:
-    """The controller that comes with Esper: eleven kinds of hosts and data, none of them held out, for a GPU."""
+    """The controller that comes with Esper: thirteen kinds of hosts and data, none of them held out, for a GPU."""
     plain = _for_a_gpu("general", *varied())
     return replace(plain, learn=replace(plain.learn, ppo=replace(plain.learn.ppo, minibatches=32)))
 
@@ -87,7 +87,9 @@ def _for_a_gpu(name: str, *fleets: FleetConfig) -> Recipe:
     """What has beaten searched plans on MNIST-1D: many small steps, rent from the start, entropy that fades."""
     learn = LearnConfig(
         updates=40,
-        ppo=PPOConfig(lr=1.5e-3, epochs=4, minibatches=16, entropy_coef=0.02, entropy_end=0.002, anneal=40),
+        ppo=PPOConfig(
+            lr=1.5e-3, lr_end=1.5e-4, epochs=4, minibatches=16, entropy_coef=0.02, entropy_end=0.002, anneal=40
+        ),
         collect=CollectConfig(horizon=20),
         rent=RentSchedule(start=0.02),
     )

@@ -39,9 +39,9 @@ class ExamConfig:
 
     hosts: int = 30
     """Fresh hosts for every policy."""
-    rates: tuple[float, ...] = (0.5, 1.0, 2.0)
+    rates: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
     """Learning rates that every policy may choose from, as multiples of the recipe's."""
-    tuned_on: int = 6
+    tuned_on: int = 8
     """Hosts that learning rates are chosen on."""
     plans: int = 50
     """Plans written by chance of which the best takes part, and pairs in the grid that an oracle chooses from; 0 for
@@ -91,6 +91,8 @@ class Room:
             "kind of host": all(f.host != fleet.host for f in recipe.fleets),
         }
         self.unseen = " and ".join(name for name, unseen in new.items() if unseen)
+        self.grid = [rate * fleet.train.lr for rate in sorted(config.rates)]
+        """Of learning rates."""
         self.searched: dict[str, int] = {}
         """Lives that went into choosing an arm."""
         self.example = self.env(1, 1, Band.PLANS, [fleet.train.lr])
@@ -100,7 +102,7 @@ class Room:
         taken = [*(SEARCHED if config.plans else ()), *(DERIVED if config.thorough else ())]
         distinct([policies[0].name, *(rule.name for rule in (*rules, *guests)), *taken])
         rivals = [*rules, *self.plans(), *guests]
-        lr, *rates = self.tuned([policies[0], *rivals])
+        lr, *rates = self.tuned([policies, *([rival] for rival in rivals)])
         others = [self.arm([rival], rate) for rival, rate in zip(rivals, rates, strict=True)]
         ours = self.arm(policies, lr)  # last: whoever needs a kernel first has to wait for it
         lives = [life for arm in (ours, *others) for life in arm.sittings[0].lives]
@@ -134,16 +136,22 @@ class Room:
     def sat(self, env: FleetEnv, policy: Policy) -> Sitting:
         return sit(env, policy, self.rent, self.rng_seed, min(self.config.told, self.config.hosts))
 
-    def tuned(self, policies: Sequence[Policy], episode: int | None = None) -> list[float]:
-        """The learning rate of each policy, chosen on hosts of its own by validation J."""
-        grid = [rate * self.fleet.train.lr for rate in self.config.rates]
-        if len(grid) == 1:
-            return grid * len(policies)
-        each = [policy for policy in policies for _ in grid]
-        env = self.env(self.config.tuned_on, len(each), Band.TUNE, grid * len(policies), episode=episode)
+    def tuned(self, arms: Sequence[Sequence[Policy]], episode: int | None = None) -> list[float]:
+        """The learning rate of each arm, chosen on hosts of its own by the mean validation J of its trainings."""
+        if len(self.grid) == 1:
+            return self.grid * len(arms)
+        rates, found = [], iter(self.tried([policy for arm in arms for policy in arm], episode))
+        for arm in arms:
+            mean = torch.tensor([next(found) for _ in arm]).mean(0)
+            rates.append(self.grid[int(mean.argmax())])
+        return rates
+
+    def tried(self, policies: Sequence[Policy], episode: int | None = None) -> list[list[float]]:
+        """The mean validation J of each policy at each learning rate of the grid."""
+        each, rates = [policy for policy in policies for _ in self.grid], self.grid * len(policies)
+        env = self.env(self.config.tuned_on, len(each), Band.TUNE, rates, episode=episode)
         found = [outcome.objective.mean().item() for outcome in compare(env, each, self.rent, self.rng_seed)]
-        rows = [found[i : i + len(grid)] for i in range(0, len(found), len(grid))]
-        return [grid[row.index(max(row))] for row in rows]
+        return [found[i : i + len(self.grid)] for i in range(0, len(found), len(self.grid))]
 
     def rules(self) -> list[Policy]:
         found: list[Policy] = [policy() for policy in SIMPLE]
@@ -175,7 +183,7 @@ class Room:
         scratch, and their growth on other hosts. And, where a task has a teacher, hosts of its shape."""
         cost = float(ours.values("flops").mean())
         epochs = _as_long(never, cost)
-        (lr,) = self.tuned([Never()], epochs)
+        (lr,) = self.tuned([[Never()]], epochs)
         longer = self.arm([Never()], lr, epochs)._replace(name="longer")
         static = self.static("static", ours, ours.episode)
         again = self.static("static, longer", ours, _as_long(static, cost))
@@ -202,7 +210,7 @@ class Room:
         fleet = self.example.fleet
         shape = replace(self.fleet, host="mlp", widths=(int(fleet.task.facts["teacher_width"]),))
         room = Room(self.recipe, shape, self.config)
-        (lr,) = room.tuned([Never()])
+        (lr,) = room.tuned([[Never()]])
         arm = room.arm([Never()], lr)
         size, bare = (f.trunk.layout.num_parameters for f in (room.example.fleet, fleet))
         (sitting,), growth = arm.sittings, size / bare - 1

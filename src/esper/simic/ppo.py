@@ -27,6 +27,8 @@ EVEN = {head.name.lower(): 1.0 for head in Head}
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig:
     lr: float = 1e-3
+    lr_end: float | None = None
+    """Where the learning rate ends up after `anneal` updates; None: where it began."""
     gamma: float = 0.995
     lam: float = 0.97
     """Of generalised advantages. With gamma 0.995, 1 / (1 - gamma * lam) = 29 decisions share in a surprise."""
@@ -38,6 +40,7 @@ class PPOConfig:
     entropy_end: float | None = None
     """Where the entropy coefficient ends up after `anneal` updates; None: where it began."""
     anneal: int = 100
+    """Updates over which learning rate and entropy coefficient change, in a straight line."""
     entropy_floor: float | None = None
     """The least entropy coefficient of a decision, times all choices over the legal ones, at most 3 times: where few
     are legal, those are explored the more. A floor on the coefficient, never on probabilities."""
@@ -68,7 +71,7 @@ class PPOConfig:
         for name in ("gamma", "lam"):
             if not 0 < getattr(self, name) <= 1:
                 raise EsperError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
-        for name in ("value_coef", "entropy_coef", "entropy_floor", "anchor_coef", "weight_decay", "anneal"):
+        for name in ("lr_end", "value_coef", "entropy_coef", "entropy_floor", "anchor_coef", "weight_decay", "anneal"):
             if not (getattr(self, name) or 0) >= 0:
                 raise EsperError(f"{name} must not be negative, not {getattr(self, name)}")
         if sum(per_head(self.entropy_weights)) <= 0:
@@ -92,10 +95,16 @@ class PPOConfig:
         return (self.entropy_floor * (1 / legal).clamp(max=FLOOR_CAP)).clamp(min=coefficient)
 
     def entropy_at(self, update: int) -> float:
-        if self.entropy_end is None:
-            return self.entropy_coef
+        return self._annealed(self.entropy_coef, self.entropy_end, update)
+
+    def lr_at(self, update: int) -> float:
+        return self._annealed(self.lr, self.lr_end, update)
+
+    def _annealed(self, start: float, end: float | None, update: int) -> float:
+        if end is None:
+            return start
         share = min(update / self.anneal, 1.0) if self.anneal else 1.0
-        return self.entropy_coef + share * (self.entropy_end - self.entropy_coef)
+        return start + share * (end - start)
 
 
 FLOOR_CAP = 3.0
@@ -303,6 +312,8 @@ class Learner:
                 lives = lives._replace(
                     anchor=self.anchor.judge(lives.seen, blank_of(lives), lives.old.action).log_probs
                 )
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = config.lr_at(self.updates)
         found: list[Losses] = []
         samples, gradients = [], []
         stopped = None

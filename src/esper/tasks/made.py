@@ -61,6 +61,39 @@ def waves(noise: float = 0.3, length: int = 32, examples: int = 3000, rng_seed: 
     return TaskData(spec, train, validation, test)
 
 
+def glyphs(
+    variants: int = 3,
+    shift: float = 0.2,
+    noise: float = 0.3,
+    classes: int = 10,
+    side: int = 8,
+    examples: int = 2000,
+    rng_seed: int = 0,
+) -> TaskData:
+    """Which glyph is it? Each is written in several ways, all of them sums of few slow waves, and moved by a share of
+    its side. The more ways, the more a host has to know."""
+    if min(variants, classes - 1) < 1 or side < 4:
+        raise EsperError(
+            f"variants ({variants}) must be positive, classes ({classes}) at least 2 and side ({side}) at least 4"
+        )
+    waves = torch.cartesian_prod(torch.arange(-2.0, 3.0), torch.arange(0.0, 3.0)).double()
+    real, imaginary = _normal(2 * variants * classes * len(waves), "glyphs", rng_seed).view(2, -1, len(waves)).double()
+    drawn = torch.complex(real, imaginary) / (1 + waves.norm(dim=-1))
+    which, *moved = uniform(key(rng_seed, Purpose.DATA, "glyphs"), 3 * examples).view(3, examples)
+    which = (which * len(drawn)).long()
+    moved = shift * (2 * torch.stack(moved, -1) - 1)
+    at = torch.arange(side).double() / side
+    x = (drawn[which] * _turn(moved @ waves.T)) @ _turn(waves @ torch.cartesian_prod(at, at).T)
+    x = (x.real / x.real.std()).float() + noise * _normal(x.numel(), "glyphs noise", rng_seed).view(x.shape)
+    spec = TaskSpec("glyphs", (side, side, 1), classes, CLASSIFICATION)
+    validation, test, train = divide(Split(x.view(examples, *spec.inputs), which % classes), *[examples // 6] * 2)
+    return TaskData(spec, train, validation, test)
+
+
+def _turn(periods: Tensor) -> Tensor:
+    return torch.polar(torch.ones_like(periods), 2 * math.pi * periods)
+
+
 def planted(width: int = 16, inputs: int = 16, classes: int = 4, examples: int = 6000, rng_seed: int = 0) -> TaskData:
     """Imitate a teacher with one hidden layer of known width: the right size of a network is known.
 

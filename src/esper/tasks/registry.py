@@ -16,6 +16,7 @@ _tasks: dict[str, Builder] = {
     "digits": packaged.digits,
     "spirals": made.spirals,
     "waves": made.waves,
+    "glyphs": made.glyphs,
     "planted": made.planted,
     "images": files.images,
     "text": files.text,
