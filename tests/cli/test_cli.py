@@ -141,8 +141,8 @@ def test_a_controller_in_a_file_is_examined_anywhere(run, capsys):
         main(["exam", str(run / "controller.safetensors")])
     assert "add --tasks" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main(["exam", str(run), "--tasks", "digit"])
-    assert "unknown setting 'digit': did you mean 'digits'?" in capsys.readouterr().err
+        main(["exam", str(run), "--tasks", "digit-4"])
+    assert "unknown setting 'digit-4': did you mean 'digits-4'?" in capsys.readouterr().err
 
 
 def test_an_exam_may_be_held_on_data_of_ones_own(run, tmp_path, capsys):
@@ -163,7 +163,9 @@ def test_without_a_run_the_controller_that_comes_along_is_examined(run, monkeypa
     main(["exam", "--tasks", "planted", "--quick", "--hosts", "2", "--json"])
     assert json.loads(capsys.readouterr().out)["unseen"] == "task"
     main(["exam", "--quick", "--hosts", "2", "--json"])
-    assert json.loads(capsys.readouterr().out)["task"] == "digits", "by default where it has learned nothing"
+    exams = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    hosts = [(exam["task"], exam["host"]) for exam in exams]
+    assert hosts == [("digits", "cnn2d 4-4"), ("digits", "cnn2d 6-6")], "by default where it has learned nothing"
     assert {path: path.read_bytes() for path in run.rglob("*.*") if path.is_file()} == before
     weights = [load_controller(path).state_dict() for path in (None, run / "controller.safetensors")]
     assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())

@@ -1,23 +1,26 @@
 """The protocol of an exam: fresh hosts for everything that is chosen, the same chances for everyone."""
 
+import io
 import math
 from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 
+from esper.cli.look import show_exam
 from esper.leyline.errors import EsperError
 from esper.recipes import recipe
 from esper.recipes.config import Band
 from esper.recipes.exam import QUICK, ExamConfig, Room, hold_exam
-from esper.recipes.suite import HELD_OUT, SUITE, setting
+from esper.recipes.suite import HELD_OUT, SUITE, setting, settings
 from esper.simic.play import play
 from esper.simic.search import compare
 from esper.tamiyo import Controller
 from esper.tamiyo.policies import FixedPlan, Heuristic, Learned, Never, Planned, SideBySide
 from esper.tolaria import Engine
 
-SMALL = ExamConfig(hosts=3, rates=(0.1, 1.0), tuned_on=2, plans=3, told=1)
+SMALL = ExamConfig(hosts=3, rates=(0.1, 1.0, 2.0), tuned_on=2, plans=3, told=1)
 
 
 def smoke():
@@ -107,8 +110,7 @@ def test_a_search_says_what_it_took(held):
 
 def test_everyone_has_a_learning_rate_of_the_same_grid(held):
     report, _ = held
-    grid = {rate * smoke().fleets[0].train.lr for rate in SMALL.rates}
-    assert {arm.lr for arm in report.arms} <= grid
+    assert {arm.lr for arm in report.arms} <= set(_grid())
     arms = {arm.name: arm for arm in report.arms}
     assert arms["static"].lr == arms["learned"].lr
 
@@ -117,7 +119,37 @@ def test_the_learning_rate_is_the_one_that_does_best():
     """Of one that is right and one that moves nothing, whatever the order."""
     for rates in ((1.0, 1e-9), (1e-9, 1.0)):
         room = Room(smoke(), smoke().fleets[0], replace(SMALL, rates=rates, tuned_on=6))
-        assert room.tuned([Never(), Heuristic()]) == [smoke().fleets[0].train.lr] * 2
+        assert room.tuned([[Never()], [Heuristic()]]) == [smoke().fleets[0].train.lr] * 2
+
+
+def test_all_trainings_of_an_arm_have_a_say_in_its_learning_rate():
+    room = Room(smoke(), smoke().fleets[0], replace(SMALL, rates=(0.5, 1.0, 2.0)))
+    room.tried = lambda policies, episode=None: [[0.5, 0.6, 0.4], [0.9, 0.5, 0.1], [0.1, 0.2, 0.3]][: len(policies)]
+    low, middle, high = room.grid
+    first, second, other = Never(), Never(), Never()
+    assert room.tuned([[first], [second], [other]]) == [middle, low, high]
+    assert room.tuned([[first, second], [other]]) == [low, high]
+
+
+def test_who_would_rather_learn_outside_of_the_grid_is_named(held):
+    report, _ = held
+    low, _, high = _grid()
+    ends = [arm.name for arm in report.arms if arm.lr in (low, high)]
+    assert list(report.at_the_edge) == ends
+    assert 0 < len(ends) < len(report.arms)
+    assert ", ".join(ends) in report.caution
+    assert "at an end of the grid" in exam_text(report)
+    assert "at an end of the grid" not in exam_text(replace(report, at_the_edge=()))
+
+
+def exam_text(report):
+    console = Console(width=200, file=io.StringIO())
+    show_exam(report, console)
+    return console.file.getvalue()
+
+
+def _grid():
+    return [rate * smoke().fleets[0].train.lr for rate in SMALL.rates]
 
 
 def test_a_policy_that_remembers_is_tuned_as_it_is():
@@ -175,13 +207,22 @@ def test_every_setting_of_the_suite_can_be_examined(name):
     assert len(env.reset().score) == 2
 
 
+def test_a_task_stands_for_its_hosts_of_all_sizes():
+    assert settings("mnist1d-8") == (setting("mnist1d-8"),)
+    assert settings("mnist1d") == tuple(setting(f"mnist1d-{width}") for width in (4, 8, 16))
+    assert settings("all") == tuple(setting(name) for name in SUITE)
+    with pytest.raises(EsperError, match="unknown setting 'mnist'"):
+        settings("mnist")
+
+
 def test_what_is_held_out_is_learned_from_nowhere():
     learned = recipe("general").fleets
-    for name in HELD_OUT:
-        out = setting(name)
-        assert all(fleet.task != out.task and fleet.host != out.host for fleet in learned)
+    tasks, hosts = {fleet.task for fleet in learned}, {fleet.host for fleet in learned}
+    assert not tasks & {setting(name).task for name in HELD_OUT}
+    assert not tasks & {"images", "text"}
+    assert "transformer" not in hosts
     asked = smoke()
-    assert Room(asked, setting("digits"), SMALL).unseen == "task and kind of host"
+    assert Room(asked, setting("digits-4"), SMALL).unseen == "task and kind of host"
     assert Room(asked, setting("planted"), SMALL).unseen == "task"
     assert Room(asked, asked.fleets[0], SMALL).unseen == ""
 
@@ -194,6 +235,7 @@ def test_where_a_task_has_a_teacher_its_size_is_the_measure():
     (report,), _ = hold_exam(asked, [Learned(Controller(asked.controller, 1))], config)
     arms = {arm.name: arm for arm in report.arms}
     right, never = arms["right size"], arms["never"]
+    assert report.at_the_edge == (), "a single rate is nobody's choice"
     assert report.right_size is not None
     assert right.params == pytest.approx(report.right_size), "a host of the teacher's shape has the teacher's size"
     assert right.excess == pytest.approx(0, abs=1e-3)

@@ -19,7 +19,7 @@ from esper.leyline.state import Split
 from esper.tasks import TaskData, load_task, load_test, made, packaged, register_task, task_names, unregister_task
 from esper.tolaria import Reference
 
-MADE = ("mnist1d", "digits", "spirals", "waves", "planted")
+MADE = ("mnist1d", "digits", "spirals", "waves", "glyphs", "planted")
 
 
 def splits(name: str, **options) -> list[Split]:
@@ -109,6 +109,26 @@ def test_waves_are_told_apart_by_their_form_alone():
     assert report.score > 0.5
 
 
+def test_glyphs_of_more_variants_ask_for_more():
+    """A small host does far better than chance (0.1); the more ways a glyph is written, the worse."""
+    found = []
+    for variants in (1, 6):
+        task = load_task("glyphs", variants=variants, examples=1200)
+        host = Reference(HostSpec("cnn2d", task.spec.inputs, task.spec.outputs, (6, 6)), task)
+        for _ in range(6):
+            report = host.decide(host.space.action())
+        found.append(report.score)
+    assert found[0] > found[1] + 0.2
+    assert found[1] > 0.2
+
+
+def test_glyphs_are_moved_as_far_as_asked():
+    still, moved = (load_task("glyphs", variants=1, shift=shift, noise=0.0).train for shift in (0.0, 0.2))
+    for digit in range(10):
+        assert still.x[still.y == digit].std(0).max() < 1e-5, "without shift and noise all are the same"
+        assert moved.x[moved.y == digit].std(0).max() > 0.1
+
+
 def test_the_planted_teacher_is_known():
     spec = load_task("planted", width=5, inputs=7, classes=3).spec
     assert spec.facts == {"teacher_width": 5, "teacher_parameters": 5 * 8 + 3 * 6}
@@ -137,6 +157,8 @@ def test_a_task_of_ones_own_in_one_line():
         (lambda: load_task("spirals", arms=1), "arms must be at least 2"),
         (lambda: load_task("planted", width=0), "width"),
         (lambda: load_task("waves", length=4), "length must be at least 8"),
+        (lambda: load_task("glyphs", variants=0), "variants .0. must be positive"),
+        (lambda: load_task("glyphs", side=2), "side .2. at least 4"),
         (lambda: load_task("spirals", examples=5), "5 examples are too few"),
         (lambda: load_task("images"), "needs your data: give path="),
         (lambda: load_task("images", path="/nowhere"), "there is nothing at /nowhere: task 'images' needs an .npz"),
@@ -311,7 +333,7 @@ def test_text_predicts_the_next_character(tmp_path):
 
 
 def test_every_task_has_a_name():
-    assert task_names() == ("mnist1d", "digits", "spirals", "waves", "planted", "images", "text")
+    assert task_names() == ("mnist1d", "digits", "spirals", "waves", "glyphs", "planted", "images", "text")
 
 
 def test_options_have_their_types_and_a_builder_that_says_nothing_takes_what_it_gets():

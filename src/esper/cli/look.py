@@ -23,7 +23,7 @@ from esper.leyline.plain import finite
 from esper.leyline.reports import ExamReport
 from esper.recipes import FleetConfig, Recipe
 from esper.recipes.exam import QUICK, ExamConfig, hold_exam
-from esper.recipes.suite import HELD_OUT, SUITE, images, setting, text
+from esper.recipes.suite import HELD_OUT, images, settings, text
 from esper.tamiyo.files import SHIPPED, load_controller
 from esper.tamiyo.policies import FixedPlan, Learned, Planned
 from esper.telemetry import Board, RunFolder
@@ -49,8 +49,8 @@ class Exam:
     where it has learned nothing."""
     exam: OmitArgPrefixes[ExamConfig] = ExamConfig()
     tasks: tuple[str, ...] = ()
-    """Settings to examine in instead of those that were learned from: mnist1d-4, mnist1d-8, mnist1d-16, spirals,
-    planted, digits; or all."""
+    """Settings to examine in instead of those that were learned from: mnist1d (or only mnist1d-4, -8, -16), spirals,
+    planted, digits (or only digits-4, -6); or all."""
     images: Path | None = None
     """Examine with images of yours, besides --tasks or instead of what was learned from: an .npz file or a folder."""
     text: Path | None = None
@@ -92,11 +92,9 @@ class Exam:
 
     def settings(self) -> list[FleetConfig]:
         """What is asked for; of Esper's own controller, if nothing is, what it has not learned from."""
-        named = SUITE if self.tasks == ("all",) else self.tasks
         own = [build(path) for build, path in ((images, self.images), (text, self.text)) if path]
-        if not (self.runs or named or own):
-            named = HELD_OUT
-        return [*(setting(name) for name in named), *own]
+        named = self.tasks or (HELD_OUT if not (self.runs or own) else ())
+        return [*(fleet for name in named for fleet in settings(name)), *own]
 
     def asked(self, folders: Sequence[RunFolder], fleets: Sequence[FleetConfig]) -> Recipe:
         """The first run's recipe; of a controller alone nothing is known but what it is to be examined in."""
@@ -205,6 +203,7 @@ def show_exam(exam: ExamReport, console: Console) -> None:
 def exam_table(exam: ExamReport, narrow: bool = False) -> Table:
     title = f"{exam.task}, {exam.host}: {exam.hosts} fresh hosts, {exam.data} data"
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1))
+    table.caption, table.caption_justify = exam.caution or None, "left"
     table.add_column("policy", no_wrap=True)
     for name in (exam.metric, "IQM", "growth", *(() if narrow else COSTS), "J", f"{exam.policy} is better by"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -168,6 +168,7 @@ def _exam(exam: ExamReport) -> str:
         about += f" Plans were chosen in tournaments: {', '.join(chosen)}."
     if exam.decisions:
         about += f" Its training took {exam.decisions:,} decisions and {exam.seconds / 60:.1f} minutes."
+    about += f" {exam.caution}"
     names = ("policy", exam.metric, "IQM", "growth", "parameters", "FLOPs", "time", "epochs", "lr", "J")
     names += ("difference in J", "P(better)", "p")
     head = "".join(f"<th>{escape(name)}</th>" for name in names)

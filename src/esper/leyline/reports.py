@@ -221,10 +221,21 @@ class ExamReport:
     """What of this the policy was not trained on: the task, the kind of host, or both."""
     right_size: float | None = None
     """Parameters of the teacher, where a task has one."""
+    at_the_edge: tuple[str, ...] = ()
+    """Arms whose learning rate is an end of the grid: a wider one might serve them better."""
     decisions: int = 0
     """What its trainings took, all together: decisions of hosts..."""
     seconds: float = 0.0
     """...and time."""
+
+    @property
+    def caution(self) -> str:
+        """What to keep in mind about learning rates; nothing if all were chosen inside of the grid."""
+        if not self.at_the_edge:
+            return ""
+        return (
+            f"Learning rates at an end of the grid, where a wider one might do better: {', '.join(self.at_the_edge)}."
+        )
 
 
 @dataclass(frozen=True)

@@ -75,12 +75,12 @@ def varied() -> tuple[FleetConfig, ...]:
 
 def images(path: str | Path) -> FleetConfig:
     """Images of your own, such as CIFAR-10."""
-    return _fleet("images", _file(path), "cnn2d", (8, 16, 32), 5e-3, batch=256)
+    return _fleet("images", _file(path), "cnn2d", (8, 16, 32), 1e-2, batch=256)
 
 
 def text(path: str | Path) -> FleetConfig:
     """A text of your own, character by character."""
-    return _fleet("text", _file(path), "transformer", (32, 32), 3e-3, epochs=12)
+    return _fleet("text", _file(path), "transformer", (32, 32), 6e-3, epochs=12)
 
 
 def _file(path: str | Path) -> dict[str, Option]:
@@ -91,3 +91,9 @@ def setting(name: str) -> FleetConfig:
     if name not in SUITE:
         raise unknown("setting", name, SUITE)
     return SUITE[name]()
+
+
+def settings(name: str) -> tuple[FleetConfig, ...]:
+    """A setting, or those of all sizes, such as mnist1d, or all there are."""
+    sizes = [full for full in SUITE if name in (full, full.partition("-")[0], "all")]
+    return tuple(SUITE[full]() for full in sizes) or (setting(name),)
