@@ -1,4 +1,5 @@
-"""Write the tables of the docs that come from the code: everything between `<!-- table: NAME -->` and `<!-- end -->`.
+"""Write the tables of the docs that come from the code or from the exam of the shipped controller: everything between
+`<!-- table: NAME -->` and `<!-- end -->`, in README.md and here.
 
 python docs/tables.py [--check]
 """
@@ -19,7 +20,10 @@ from esper.kasmina.hosts import build_host, host_kind, host_kinds, weak_host
 from esper.kasmina.slots import build_seed
 from esper.leyline.actions import STYLES, ActionSpace, Graft, Head, Op
 from esper.leyline.lifecycle import TRANSITIONS, Gate, Stage
+from esper.leyline.reports import ArmReport, ExamReport
 from esper.leyline.specs import Stream
+from esper.tamiyo.files import SHIPPED
+from esper.telemetry.folder import RunFolder
 
 DOCS = Path(__file__).parent
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -115,9 +119,55 @@ def seeds() -> str:
     )
 
 
+RIVALS = ("never", "random", "heuristic", "grid oracle", "longer", "static, longer")
+
+
+def against(arm: ArmReport) -> str:
+    assert arm.vs is not None
+    strong = "**" if arm.verdict != "level" else ""
+    return f"{strong}{arm.vs.mean:+.3f}{strong} ({arm.vs.low:+.3f} to {arm.vs.high:+.3f})".replace("-", "−")
+
+
+def place(exam: ExamReport) -> str:
+    return f"{exam.task}, {exam.host}" + (f" (unseen {exam.unseen})" if exam.unseen else "")
+
+
+def exams() -> str:
+    """The exams of the controller that comes along: its J, and by how much it is above the others."""
+
+    def row(exam: ExamReport) -> list[str]:
+        arms = {arm.name: arm for arm in exam.arms}
+        return [place(exam), f"{arms[exam.policy].j:.3f}", *(against(arms[name]) for name in RIVALS)]
+
+    return rows(("setting", "J", *RIVALS), map(row, RunFolder(SHIPPED).exams()))
+
+
+def all_arms() -> str:
+    """Every arm of every exam of the controller that comes along."""
+    parts = []
+    for exam in RunFolder(SHIPPED).exams():
+        names = ("arm", exam.metric, "IQM", "growth", "FLOPs", "lr", "J", f"{exam.policy} is above it by", "P(better)")
+        body = (
+            (
+                arm.name,
+                f"{arm.mean:.3f}",
+                f"{arm.iqm:.3f}",
+                f"{arm.growth:.2f}",
+                f"{arm.flops:.1e}",
+                f"{arm.lr:g}",
+                f"{arm.j:.3f}",
+                "" if arm.vs is None else against(arm),
+                "" if arm.improvement is None else f"{arm.improvement:.2f}",
+            )
+            for arm in exam.arms
+        )
+        parts.append(f"**{place(exam)}**. {exam.caution}".strip() + f"\n\n{rows(names, body)}")
+    return "\n".join(parts)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
-    for table in (stages, transitions, gates, thresholds, relevance, choices, styles, hosts, seeds)
+    for table in (stages, transitions, gates, thresholds, relevance, choices, styles, hosts, seeds, exams, all_arms)
 }
 
 
@@ -126,7 +176,8 @@ def refreshed(text: str) -> str:
 
 
 def main(check: bool) -> int:
-    stale = [page for page in sorted(DOCS.rglob("*.md")) if refreshed(page.read_text()) != page.read_text()]
+    pages = [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]
+    stale = [page for page in pages if refreshed(page.read_text()) != page.read_text()]
     for page in stale:
         print(f"{'stale' if check else 'refreshed'}: {page.relative_to(DOCS.parent)}")
         if not check:

@@ -109,6 +109,18 @@ def test_minibatches_without_a_heads_decisions_do_not_dilute_what_is_reported_of
     torch.testing.assert_close(found[0].losses.entropy, found[1].losses.entropy, rtol=1e-4, atol=1e-4)
 
 
+def test_a_learning_rate_that_falls_to_nothing_ends_learning(collector):
+    controller = controller_for()
+    rollout = collect(collector(controller), controller, 0.0, RewardConfig())
+    learner = Learner(controller, PPOConfig(lr_end=0.0, anneal=2))
+    moved = []
+    for _ in range(3):
+        before = [p.clone() for p in controller.parameters()]
+        learner.update(rollout)
+        moved.append(sum(float((p - b).abs().sum()) for p, b in zip(controller.parameters(), before, strict=True)))
+    assert moved[0] > moved[1] > moved[2] == 0
+
+
 def test_the_loss_is_policy_plus_value_minus_entropy(lives):
     lives, controller = lives
     found, over = losses(controller, lives, PPOConfig(), 0.3), totals(lives)

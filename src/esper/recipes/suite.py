@@ -56,10 +56,10 @@ def varied() -> tuple[FleetConfig, ...]:
     """What the controller that comes with Esper learns from: for three kinds of hosts some that growth helps and some
     that it only makes dearer; few slots and more, short lives and longer ones, little data and much, slow and fast."""
     fleets = (
+        _signals(4),
         _signals(8),
         _signals(16, examples=1700),
         _signals(12, lr=1e-2, examples=500),
-        _signals(6, slots=2, lr=4e-2, examples=1200),
         _signals(4, slots=2, lr=4e-2, task="waves", noise=0.1),
         _signals(12, slots=2, task="waves", examples=2000),
         _pictures(6),
