@@ -27,7 +27,7 @@ class Ship:
 
     def run(self) -> None:
         folders = [RunFolder.open(path) for path in self.runs]
-        found = [mean(report.objective for report in folder.reports()[-10:]) for folder in folders]
+        found = [mean(r.objective for r in folder.reports()[-10:] if r.objective is not None) for folder in folders]
         best = folders[found.index(max(found))]
         load_controller(best.controller_path)  # refuses what this Esper cannot use
         exams = [exam for path in self.examined or self.runs[:1] for exam in RunFolder.open(path).exams()]

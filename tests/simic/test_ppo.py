@@ -115,9 +115,9 @@ def test_a_learning_rate_that_falls_to_nothing_ends_learning(collector):
     learner = Learner(controller, PPOConfig(lr_end=0.0, anneal=2))
     moved = []
     for _ in range(3):
-        before = [p.clone() for p in controller.parameters()]
+        before = {name: weight.clone() for name, weight in controller.state_dict().items()}
         learner.update(rollout)
-        moved.append(sum(float((p - b).abs().sum()) for p, b in zip(controller.parameters(), before, strict=True)))
+        moved.append(sum(float((w - before[name]).abs().sum()) for name, w in controller.state_dict().items()))
     assert moved[0] > moved[1] > moved[2] == 0
 
 
