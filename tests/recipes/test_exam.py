@@ -26,7 +26,8 @@ SMALL = ExamConfig(hosts=3, rates=(0.1, 1.0, 2.0), tuned_on=2, plans=3, told=1)
 def smoke():
     plain = recipe("smoke")
     (fleet,) = plain.fleets
-    small = replace(fleet, options={"examples": 200}, env=replace(fleet.env, episode=5))
+    train = replace(fleet.train, lr=1e-2)
+    small = replace(fleet, options={"examples": 200}, train=train, env=replace(fleet.env, episode=5))
     return replace(plain, fleets=(small,))
 
 

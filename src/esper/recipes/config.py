@@ -35,8 +35,8 @@ class Band(IntEnum):
     """An exam's plans; every round of a tournament has hosts of its own."""
     OTHERS = 6_000_000
     """Hosts to replay growth on; every training's on its own."""
-    FINAL = 8_000_000
-    """Final scores, and nothing else. Those of 7,000,000 were looked at while `general` was made."""
+    FINAL = 9_000_000
+    """Final scores, and nothing else. Those of 7,000,000 and 8,000,000 were looked at while `general` was made."""
 
 
 @dataclass(frozen=True, kw_only=True)
