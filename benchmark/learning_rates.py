@@ -1,4 +1,4 @@
-"""Which learning rate suits hosts that never grow, and which the heuristic? The settings of exams stand at the first.
+"""Which learning rate suits hosts that never grow, and which the heuristic? The settings of exams stand near the first.
 
 python benchmark/learning_rates.py [all | learned | mnist1d digits-4 ...] [--text tale.txt] [--device cuda]
 """
@@ -23,8 +23,8 @@ class Question:
     """Settings of the suite, as `esper exam --tasks` takes them; `learned` for what the recipe general learns from."""
     images: Path | None = None
     text: Path | None = None
-    rates: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
-    hosts: int = 8
+    rates: tuple[float, ...] = ExamConfig().rates
+    hosts: int = ExamConfig().tuned_on
     device: str = "cpu"
 
     def fleets(self) -> list[FleetConfig]:

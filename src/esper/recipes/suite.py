@@ -47,7 +47,7 @@ SUITE: dict[str, Callable[[], FleetConfig]] = {
     "digits-4": lambda: _pictures(4, task="digits"),
     "digits-6": lambda: _pictures(6, task="digits"),
 }
-"""Each at the learning rate, a power of 2 apart from the next, that is best for hosts that never grow."""
+"""Each at a learning rate that is within a factor of 2 of the best for hosts that never grow."""
 HELD_OUT = ("digits-4", "digits-6")
 """A task that `general` does not learn from, as text and images are. It never saw a transformer either."""
 
