@@ -13,9 +13,11 @@ from typing import Annotated
 import tyro
 
 from esper.tamiyo.files import SHIPPED, load_controller
-from esper.telemetry.folder import CONTROLLER, REPORTS, RunFolder
+from esper.telemetry.folder import CONTROLLER, REPORTS, START, RunFolder
 
-FILES = ("config.json", "environment.json", REPORTS, CONTROLLER)
+FILES = (REPORTS, START, CONTROLLER)
+PRIVATE = ("id", "platform")
+"""What is nobody's business of where it was trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +33,13 @@ class Ship:
         best = folders[found.index(max(found))]
         load_controller(best.controller_path)  # refuses what this Esper cannot use
         exams = [exam for path in self.examined or self.runs[:1] for exam in RunFolder.open(path).exams()]
-        SHIPPED.mkdir(exist_ok=True)
-        for name in FILES:
-            shutil.copyfile(best.path / name, SHIPPED / name)
-        RunFolder(SHIPPED).write_exam(exams, [])
+        shutil.rmtree(SHIPPED, ignore_errors=True)
+        told = {name: value for name, value in best.environment().items() if name not in PRIVATE}
+        shipped = RunFolder.create(SHIPPED, best.config(), told)
+        for path in (best.path / name for name in FILES):
+            if path.exists():
+                shutil.copyfile(path, SHIPPED / path.name)
+        shipped.write_exam(exams, [])
         size = sum(path.stat().st_size for path in SHIPPED.iterdir())
         for folder, j in zip(folders, found, strict=True):
             print(f"{folder.path}: J {j:.4f}{', shipped' if folder is best else ''}")

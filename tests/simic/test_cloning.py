@@ -41,6 +41,21 @@ def test_a_clone_does_what_the_heuristic_did():
     assert abs(difference.mean()) <= 1.96 * difference.std() / 12**0.5 + 0.02
 
 
+def test_a_clone_expects_what_was_earned():
+    """Each life's own rewards to its end, discounted, in units of their deviation."""
+    rollout = recorded(hosts=8)
+    assert rollout.ended[-1].all(), "whole lives"
+    lives = _lives(controller_for(), rollout, 0.9, torch.tensor(0.5))
+    worth = sum(rollout.reward[t] * 0.9**t for t in range(12)) / 0.5
+    torch.testing.assert_close(lives.returns[0].sort().values, worth.sort().values)
+    errors = {}
+    for coefficient in (0.0, 0.5):
+        controller = Controller(ControllerConfig(hidden=32, slot_hidden=16), rng_seed=1)
+        *_, last = clone(controller, [rollout], CloneConfig(lr=3e-3, epochs=30, value_coef=coefficient))
+        errors[coefficient] = last.value_error
+    assert errors[0.5] < 0.5 * errors[0.0]
+
+
 def test_an_anchor_holds_a_policy_back():
     """The same misleading rewards; with an anchor the policy strays less from where it came from."""
     rollout = recorded(horizon=6, hosts=6)
@@ -48,7 +63,7 @@ def test_an_anchor_holds_a_policy_back():
     for coefficient in (0.0, 5.0):
         controller, start = controller_for(), controller_for()
         learner = Learner(controller, PPOConfig(anchor_coef=coefficient, epochs=8, lr=3e-3), anchor=start)
-        lives = _lives(controller, rollout)
+        lives = _lives(controller, rollout, 1.0, torch.ones(()))
         seen = (lives.seen, lives.memory, lives.old.action)
         with torch.no_grad():
             known = rollout._replace(choice=rollout.choice._replace(log_probs=_unrolled(rollout, start)))
@@ -62,7 +77,7 @@ def test_an_anchor_holds_a_policy_back():
 
 def _unrolled(rollout, controller):
     """What a controller would have thought of every decision, in the order of the rollout."""
-    lives, (t, n, valid) = _lives(controller, rollout), sequences(rollout, whole=True)
+    lives, (t, n, valid) = _lives(controller, rollout, 1.0, torch.ones(())), sequences(rollout, whole=True)
     found = torch.zeros_like(rollout.choice.log_probs)
     found[t[valid], n[valid]] = controller.judge(lives.seen, lives.memory, lives.old.action).log_probs[valid]
     return found
@@ -84,7 +99,12 @@ def test_episodes_survive_a_file(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"held_out": 1.0}, "held_out must lie strictly between"), ({"epochs": 0}, "epochs must be positive")],
+    [
+        ({"held_out": 1.0}, "held_out must lie strictly between"),
+        ({"epochs": 0}, "epochs must be positive"),
+        ({"value_coef": -1.0}, "value_coef must not be negative"),
+        ({"gamma": 0.0}, "gamma must be above 0"),
+    ],
 )
 def test_impossible_configs_are_refused(options, message):
     with pytest.raises(EsperError, match=message):

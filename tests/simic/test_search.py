@@ -5,7 +5,7 @@ import torch
 
 from esper.leyline.actions import Op
 from esper.leyline.errors import EsperError
-from esper.simic.search import best_first, best_plan, compare, pair_plans, random_plans, single_plans, tournament
+from esper.simic.search import best_plan, compare, pair_plans, random_plans, single_plans, tournament
 from esper.tamiyo.features import View, no_history
 from esper.tamiyo.policies import FixedPlan, Never, Planned, RandomLegal, SideBySide
 from small_fleets import make_env
@@ -72,7 +72,7 @@ def test_groups_must_be_as_large_as_there_are_policies():
         SideBySide([])
 
 
-def test_a_tournament_leaves_the_better_quarter_for_twice_as_many_hosts():
+def test_a_tournament_leaves_the_better_quarter_for_four_times_as_many_hosts():
     asked = []
 
     def build(hosts: int, group: int, round: int):
@@ -81,21 +81,17 @@ def test_a_tournament_leaves_the_better_quarter_for_twice_as_many_hosts():
 
     plans = random_plans(build(1, 1, 0).setting, 9, rng_seed=2)
     asked.clear()
-    found = tournament(build, plans, rent=0.02, room=10)
-    assert asked == [(2, 5, 0), (2, 4, 0), (4, 2, 1), (4, 1, 1)]
-    assert found.episodes == 2 * 9 + 4 * 3
+    found, episodes = tournament(build, plans, rent=0.02, room=10)
+    assert asked == [(2, 5, 0), (2, 4, 0), (8, 1, 1), (8, 1, 1), (8, 1, 1)]
+    assert episodes == 2 * 9 + 8 * 3
     halves = ((build(2, 5, 0), plans[:5]), (build(2, 4, 0), plans[5:]))
     means = [mean for env, part in halves for mean in best_plan(env, part, 0.02)[1].tolist()]
-    assert found.plan in [plans[i] for i in sorted(range(9), key=lambda i: -means[i])[:3]]
-
-
-def test_the_best_come_first():
-    env = make_env("mlp", 12, episode=6, group=6)
-    plans = random_plans(env.setting, 6, rng_seed=3)
-    _, means = best_plan(env, plans, rent=0.02)
-    ordered = best_first(make_env("mlp", 12, episode=6, group=6), plans, rent=0.02)
-    assert ordered[0] is plans[int(means.argmax())]
-    assert ordered[-1] is plans[int(means.argmin())]
+    better = [plans[i] for i in sorted(range(9), key=lambda i: -means[i])[:3]]
+    means = [best_plan(build(8, 1, 1), [plan], 0.02)[1].item() for plan in better]
+    assert found == [better[means.index(max(means))]]
+    assert tournament(build, plans, rent=0.02, best=3, room=10)[0] == better, "the best first"
+    assert tournament(build, plans, rent=0.02, best=4, room=10)[0][:3] == better, "a quarter would be too few"
+    assert tournament(build, plans, rent=0.02, best=9) == (plans, 0), "nothing to choose"
 
 
 def test_pairs_are_of_two_slots():

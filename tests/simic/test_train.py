@@ -8,9 +8,9 @@ import torch
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.simic import CollectConfig, LearnConfig, Learner, PPOConfig, RewardConfig, train
-from esper.simic.normalizers import Running
+from esper.simic.normalizers import Running, spread
 from esper.simic.rollout import Collector, collect
-from esper.simic.train import spread, summarize
+from esper.simic.train import summarize
 from small_fleets import controller_for, make_env
 
 
@@ -110,7 +110,7 @@ def test_rewards_that_are_not_finite_leave_no_trace_in_their_scale():
     gathered.begin(0.0)
     rollout = collect(gathered, controller, 0.0, RewardConfig())
     scale = Running((), torch.device("cpu"))
-    spread(scale, rollout._replace(reward=_with_a_nan(rollout.reward)))
+    spread(scale, _with_a_nan(rollout.reward))
     assert scale.count == rollout.reward.numel() - 1
     assert scale.std.isfinite()
 
@@ -122,7 +122,7 @@ def test_a_rollout_is_in_the_scale_of_rewards_before_it_is_learned_from():
     gathered.begin(0.0)
     rollout = collect(gathered, controller, 0.0, RewardConfig())
     scale = Running((), torch.device("cpu"))
-    divided = rollout.reward / spread(scale, rollout)
+    divided = rollout.reward / spread(scale, rollout.reward)
     assert divided.std(unbiased=False).item() == pytest.approx(1.0, rel=1e-3)
 
 

@@ -1,5 +1,5 @@
 """The recipes that come with Esper. Hosts learn at the rate that suits those that never grow, as a lower one would
-flatter growth; those of `mnist1d` at half of it."""
+flatter growth."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -63,14 +63,12 @@ def mnist1d() -> Recipe:
         host="cnn1d",
         widths=(8, 8, 8),
         hosts=24,
-        train=TrainConfig(lr=1e-2, batch_size=32),
+        train=TrainConfig(lr=2e-2, batch_size=32),
         env=EnvConfig(episode=12, group=8),
     )
     plain = _recipe("mnist1d", fleet, updates=8, epochs=2, checkpoint_every=1)
     gentle = replace(plain.learn.ppo, lr=2e-4, entropy_coef=0.001)  # there is something to lose
-    return replace(
-        plain, start=StartConfig(plans=16, hosts=5, best=1, lives=24), learn=replace(plain.learn, ppo=gentle)
-    )
+    return replace(plain, start=StartConfig(plans=15, best=1, lives=24), learn=replace(plain.learn, ppo=gentle))
 
 
 def mnist1d_gpu() -> Recipe:
@@ -81,7 +79,9 @@ def mnist1d_gpu() -> Recipe:
 def general() -> Recipe:
     """The controller that comes with Esper: thirteen kinds of hosts and data, none of them held out, for a GPU."""
     plain = _for_a_gpu("general", *varied())
-    return replace(plain, learn=replace(plain.learn, ppo=replace(plain.learn.ppo, minibatches=32)))
+    ppo = replace(plain.learn.ppo, lr=1e-3, lr_end=1e-4, minibatches=32, anneal=32)
+    start = StartConfig(plans=47, best=3, lives=32)  # in each round as many hosts as are learned from
+    return replace(plain, start=start, learn=replace(plain.learn, updates=32, ppo=ppo))
 
 
 def _for_a_gpu(name: str, *fleets: FleetConfig) -> Recipe:

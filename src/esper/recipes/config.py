@@ -26,7 +26,7 @@ class Band(IntEnum):
     DEVELOPMENT = 1_000_000
     """Scores to look at while one works."""
     SEARCH = 2_000_000
-    """A head start's plans are tried on these..."""
+    """A head start's plans are tried on these, every round of a tournament on others..."""
     SHOW = 3_000_000
     """...and imitated on these."""
     TUNE = 4_000_000
@@ -35,8 +35,8 @@ class Band(IntEnum):
     """An exam's plans; every round of a tournament has hosts of its own."""
     OTHERS = 6_000_000
     """Hosts to replay growth on; every training's on its own."""
-    FINAL = 9_000_000
-    """Final scores, and nothing else. Those of 7,000,000 and 8,000,000 were looked at while `general` was made."""
+    FINAL = 10_000_000
+    """Final scores, and nothing else. Those of 7, 8 and 9 million were looked at while `general` was made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +89,12 @@ class FleetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StartConfig:
-    """A head start: the heuristic and plans written by chance are tried, and the best are imitated."""
+    """A head start: the heuristic and plans written by chance meet in a tournament, and the best are imitated."""
 
     plans: int = 0
     """How many to try; 0 to begin with random weights."""
-    hosts: int = 3
-    """Hosts that each is tried on."""
+    hosts: int = 2
+    """Hosts that each is tried on at first; four times as many in every round."""
     best: int = 2
     """Policies that are imitated."""
     lives: int = 12

@@ -176,9 +176,8 @@ class Room:
         def build(hosts: int, group: int, round: int) -> FleetEnv:
             return self.env(hosts, group, Band.PLANS + round, [self.fleet.train.lr] * group)
 
-        found = tournament(build, plans, self.rent)
-        self.searched[name] = found.episodes
-        return FixedPlan(found.plan.plan, name=name)
+        (best,), self.searched[name] = tournament(build, plans, self.rent)
+        return FixedPlan(best.plan, name=name)
 
     def derived(self, ours: Arm, never: Arm) -> list[Arm]:
         """What follows from the grown hosts: bare hosts that train for as many operations, their topologies from

@@ -1,15 +1,20 @@
-"""Learning by imitation: recorded episodes of any policy, and a controller that comes to choose as it did."""
+"""Learning by imitation: recorded episodes of any policy, and a controller that comes to choose as it did, and to
+expect what it earned."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from esper.leyline.actions import Head
 from esper.leyline.errors import EsperError
 from esper.leyline.files import fits, parsing, read, write
+from esper.simic.advantages import gae
+from esper.simic.normalizers import Running, spread
 from esper.simic.ppo import Lives, cut, select
 from esper.simic.rollout import Rollout
 from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, Features, column_names
@@ -26,6 +31,9 @@ class CloneConfig:
     minibatches: int = 4
     held_out: float = 0.2
     """The share of lives that is only looked at."""
+    value_coef: float = 0.5
+    """How much it counts to expect what was earned; a critic that knows nothing would mislead whoever learns on."""
+    gamma: float = 0.995
     rng_seed: int = 0
 
     def __post_init__(self) -> None:
@@ -34,6 +42,10 @@ class CloneConfig:
                 raise EsperError(f"{name} must be positive, not {getattr(self, name)}")
         if not 0 < self.held_out < 1:
             raise EsperError(f"held_out must lie strictly between 0 and 1, not {self.held_out}")
+        if not self.value_coef >= 0:
+            raise EsperError(f"value_coef must not be negative, not {self.value_coef}")
+        if not 0 < self.gamma <= 1:
+            raise EsperError(f"gamma must be above 0 and at most 1, not {self.gamma}")
 
 
 @dataclass(frozen=True)
@@ -47,13 +59,17 @@ class CloneReport:
     """...and of what was not."""
     likelihood: dict[str, float | None]
     """Mean probability of the recorded choice, head by head; None where no decision listened."""
+    value_error: float
+    """Mean squared error of what is expected of lives that were held out, where all rewards have deviation 1."""
 
 
 def clone(
     controller: Controller, episodes: Sequence[Rollout], config: CloneConfig = CloneConfig()
 ) -> Iterator[CloneReport]:
-    """Teach a controller to choose as was chosen in these episodes."""
-    lives = [_lives(controller, rollout) for rollout in episodes]
+    """Teach a controller to choose as was chosen in these episodes, and to expect what was earned in them."""
+    scale = Running((), episodes[0].reward.device)
+    unit = [spread(scale, rollout.reward) for rollout in episodes][-1]
+    lives = [_lives(controller, rollout, config.gamma, unit) for rollout in episodes]
     generator = torch.Generator().manual_seed(config.rng_seed)
     held, shown = [], []
     for part in lives:
@@ -67,32 +83,45 @@ def clone(
         for part in shown:
             order = torch.randperm(part.valid.shape[1], generator=generator).to(part.valid.device)
             for which in order.chunk(config.minibatches):
-                loss = _likelihood(controller, select(part, which))[0]
+                found = _judged(controller, select(part, which))
+                loss = found.surprise
                 optimizer.zero_grad()
-                loss.backward()
+                (loss + config.value_coef * found.error).backward()
                 optimizer.step()
                 total, steps = total + loss.detach().cpu(), steps + 1
         with torch.no_grad():
-            judged = [_likelihood(controller, part) for part in held]
-        away, chances, counts = (torch.stack(x).sum(0) for x in zip(*judged, strict=True))
+            judged = [_judged(controller, part) for part in held]
+        away, chances, counts, errors = (torch.stack(x).sum(0) for x in zip(*judged, strict=True))
         chances = chances / counts.clamp(min=1)
         known = {head.name.lower(): chances[head].item() if counts[head] else None for head in Head}
-        yield CloneReport(epoch, (total / steps).item(), (away / len(judged)).item(), known)
+        away, errors = away / len(judged), errors / len(judged)
+        yield CloneReport(epoch, (total / steps).item(), away.item(), known, errors.item())
 
 
-def _lives(controller: Controller, rollout: Rollout) -> Lives:
+def _lives(controller: Controller, rollout: Rollout, gamma: float, unit: Tensor) -> Lives:
     """Whoever played had another memory, or none: lives that were cut are read from where they go on."""
     blank = controller.blank(rollout.reward.shape[1], rollout.reward.device)
-    return cut(rollout._replace(memory=blank), rollout.reward, rollout.reward, controller.config.recurrent, blank)
+    nothing = torch.zeros_like(rollout.reward)
+    returns = gae(rollout.reward / unit, nothing, nothing, rollout.ended, gamma, lam=1.0)
+    return cut(rollout._replace(memory=blank), returns, returns, controller.config.recurrent, blank)
 
 
-def _likelihood(controller: Controller, lives: Lives) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, and for each head the sum of the probabilities of what was chosen, and how many that were."""
+class _Judged(NamedTuple):
+    surprise: Float[Tensor, ""]
+    chances: Float[Tensor, " H"]
+    """Probabilities of what was chosen, summed over..."""
+    counts: Int[Tensor, " H"]
+    """...so many decisions."""
+    error: Float[Tensor, ""]
+
+
+def _judged(controller: Controller, lives: Lives) -> _Judged:
     found = controller.judge(lives.seen, lives.memory, lives.old.action)
     counts = relevant(lives.old.action[..., Head.OP]) & lives.valid[..., None]
     samples = counts.sum((0, 1))
     surprise = (-found.log_probs).where(counts, 0.0).sum((0, 1)) / samples.clamp(min=1)
-    return surprise.sum(), found.log_probs.exp().where(counts, 0.0).sum((0, 1)), samples
+    error = (found.value - lives.returns).where(lives.valid, 0.0).square().sum() / lives.valid.sum()
+    return _Judged(surprise.sum(), found.log_probs.exp().where(counts, 0.0).sum((0, 1)), samples, error)
 
 
 def save_episodes(path: str | Path, rollout: Rollout, policy: str) -> None:

@@ -6,6 +6,10 @@ from torch import Tensor
 
 LARGEST_COUNT = 1e12
 """Beyond this many samples new ones keep the weight they have then."""
+LARGEST_REWARD = 10.0
+"""Rewards beyond this count as this in their deviation; J moves by less than 1 in a whole life."""
+LEAST_SPREAD = 1e-3
+"""Rewards that hardly differ are not blown up by more than the inverse of this."""
 
 
 class Running:
@@ -41,3 +45,9 @@ class Running:
         """Zero mean and unit deviation as far as is known, within ±limit."""
         known = torch.where(self.count > 1, self.std.clamp(min=floor), 1.0)
         return ((x - self.mean) / known).clamp(-limit, limit).float()
+
+
+def spread(scale: Running, rewards: Float[Tensor, "T N"]) -> Float[Tensor, ""]:
+    """The deviation of rewards so far, these included; they are divided by it."""
+    scale.absorb(rewards.clamp(-LARGEST_REWARD, LARGEST_REWARD), rewards.isfinite())
+    return scale.std.clamp(min=LEAST_SPREAD).float()

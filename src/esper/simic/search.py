@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,8 @@ from esper.leyline.state import Setting
 from esper.simic.play import Outcome, Witness, play
 from esper.tamiyo.policies import FixedPlan, Planned, Policy, SideBySide
 from esper.tolaria import FleetEnv
+
+P = TypeVar("P", bound=Policy)
 
 
 def single_plans(setting: Setting, decisions: Sequence[int]) -> list[FixedPlan]:
@@ -73,35 +75,29 @@ def best_plan(env: FleetEnv, plans: Sequence[FixedPlan], rent: float) -> tuple[F
     return plans[int(means.argmax())], means
 
 
-def best_first(env: FleetEnv, policies: Sequence[Policy], rent: float) -> list[Policy]:
-    """In the order of their mean J on this env's hosts."""
-    return [policies[i] for i in _means(env, policies, rent).argsort(descending=True, stable=True).tolist()]
-
-
-class Found(NamedTuple):
-    """The winner of a search, and how many lives it took."""
-
-    plan: FixedPlan
-    episodes: int
-
-
 def tournament(
-    build: Callable[[int, int, int], FleetEnv], plans: Sequence[FixedPlan], rent: float, hosts: int = 2, room: int = 512
-) -> Found:
-    """All plans meet on a few hosts, then the better quarter on twice as many fresh ones, until one is left.
+    build: Callable[[int, int, int], FleetEnv],
+    policies: Sequence[P],
+    rent: float,
+    hosts: int = 2,
+    best: int = 1,
+    room: int = 512,
+) -> tuple[list[P], int]:
+    """All meet on a few hosts, then the better quarter on four times as many fresh ones, until no more than `best` are
+    left: every round costs the same. Returns those, the best first, and how many lives it took.
 
-    `build(hosts, group, round)` makes an env for so many plans; `room` is how many hosts it may hold.
+    `build(hosts, group, round)` makes an env for so many policies; `room` is how many hosts it may hold.
     """
-    left, episodes, round = list(plans), 0, 0
-    while len(left) > 1:
+    left, episodes, round = list(policies), 0, 0
+    while len(left) > best:
         at_once = max(room // hosts, 1)
         parts = [left[i : i + at_once] for i in range(0, len(left), at_once)]
         means = torch.cat([_means(build(hosts, len(part), round), part, rent) for part in parts])
         order = means.argsort(descending=True, stable=True).tolist()
         episodes += hosts * len(left)
-        left = [left[i] for i in order[: -(-len(left) // 4)]]
-        hosts, round = 2 * hosts, round + 1
-    return Found(left[0], episodes)
+        left = [left[i] for i in order[: max(-(-len(left) // 4), best)]]
+        hosts, round = 4 * hosts, round + 1
+    return left, episodes
 
 
 def pair_plans(setting: Setting, decisions: Sequence[int], count: int, rng_seed: int = 0) -> list[FixedPlan]:

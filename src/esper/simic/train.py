@@ -13,7 +13,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage, Voice
 from esper.leyline.reports import Detail, HeadReport, LifeReport, UpdateReport
 from esper.simic.anomalies import Bounds, Watch, gradient_health
-from esper.simic.normalizers import Running
+from esper.simic.normalizers import Running, spread
 from esper.simic.ppo import Learned, Learner, PPOConfig
 from esper.simic.rewards import RentSchedule, RewardConfig
 from esper.simic.rollout import CollectConfig, Collector, Rollout, collect
@@ -21,16 +21,12 @@ from esper.tamiyo.features import SLOT_FEATURES, column_names
 from esper.tamiyo.network import Controller
 from esper.tolaria import FleetEnv
 
-LARGEST_REWARD = 10.0
-"""Rewards beyond this count as this in their deviation; J moves by less than 1 in a whole life."""
 AT_END = ("objective", "score", "growth")
 """What is told of a life that has ended."""
 HELD = [
     column_names(SLOT_FEATURES).index(f"is_{stage.name.lower()}") for stage in Stage if stage.voice is not Voice.EMPTY
 ]
 """The features of a slot of which one is 1 if it holds a seed."""
-LEAST_SPREAD = 1e-3
-"""Rewards that hardly differ are not blown up by more than the inverse of this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +66,7 @@ class Training:
         rent, started = self.config.rent.at(self.update), time.perf_counter()
         rollout = collect(self.fleets, self.controller, rent, self.config.reward)
         collected = time.perf_counter()
-        normalized = rollout.reward / spread(self.scale, rollout)
+        normalized = rollout.reward / spread(self.scale, rollout.reward)
         learned = self.learner.update(rollout, normalized)
         seconds = {"collect": collected - started, "learn": time.perf_counter() - collected}
         report = summarize(self.update, rollout, normalized, learned, rent, seconds)
@@ -87,12 +83,6 @@ def train(
     training = Training(envs, controller, config, anchor)
     while training.update < config.updates:
         yield training.step()
-
-
-def spread(scale: Running, rollout: Rollout) -> Tensor:
-    """The deviation of rewards so far, this rollout's included; they are divided by it."""
-    scale.absorb(rollout.reward.clamp(-LARGEST_REWARD, LARGEST_REWARD), rollout.reward.isfinite())
-    return scale.std.clamp(min=LEAST_SPREAD).float()
 
 
 def closer(controller: Controller, rollout: Rollout, learned: Learned) -> Detail:

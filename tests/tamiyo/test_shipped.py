@@ -1,0 +1,46 @@
+"""The controller that comes with Esper, its recipe, its command and its exams."""
+
+import torch
+
+import esper
+from esper.recipes.config import Recipe
+from esper.recipes.suite import HELD_OUT, setting
+from esper.simic.play import play
+from esper.tamiyo.files import SHIPPED
+from esper.tamiyo.policies import Learned
+from esper.telemetry.folder import RunFolder
+from small_fleets import make_env
+
+FOLDER = RunFolder(SHIPPED)
+
+
+def test_it_loads_acts_and_is_small():
+    controller = esper.load_controller()
+    again = esper.load_controller(FOLDER.controller_path).state_dict()
+    assert all(torch.equal(x, again[name]) for name, x in controller.state_dict().items())
+    assert all(x.isfinite().all() for x in again.values())
+    outcome = play(make_env("cnn1d", 4, episode=4), Learned(controller), rent=0.02)
+    assert outcome.objective.isfinite().all()
+    assert sum(path.stat().st_size for path in SHIPPED.iterdir()) < 5e6
+
+
+def test_its_recipe_and_command_are_told():
+    recipe = Recipe.revived(FOLDER.config())
+    command = FOLDER.environment()["command"]
+    assert command.startswith(f"esper train {recipe.name} --rng-seed {recipe.learn.rng_seed}")
+    assert len(FOLDER.environment()["git"]) == 40, "the commit at which it holds"
+    assert [report.update for report in FOLDER.reports()] == list(range(recipe.learn.updates)), "trained to the end"
+
+
+def test_nothing_that_is_held_out_was_learned_from():
+    fleets = Recipe.revived(FOLDER.config()).fleets
+    assert {fleet.task for fleet in fleets}.isdisjoint({setting(name).task for name in HELD_OUT} | {"text", "images"})
+    assert "transformer" not in {fleet.host for fleet in fleets}
+
+
+def test_its_exams_are_final_and_of_five_trainings():
+    exams = FOLDER.exams()
+    assert {(exam.data, exam.trainings) for exam in exams} == {("test", 5)}
+    assert all(exam.hosts >= 30 for exam in exams)
+    assert any("task" in exam.unseen for exam in exams)
+    assert all(exam.decisions for exam in exams), "what the trainings took"
