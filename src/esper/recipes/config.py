@@ -1,5 +1,6 @@
 """What a run consists of: fleets on tasks, a controller, and how it learns. All of it fits in a JSON file."""
 
+import gc
 import math
 from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum, unique
@@ -82,6 +83,7 @@ class FleetConfig:
 
     def build_group(self, engine: Engine, hosts: int, group: int, band: int, test: bool = False) -> FleetEnv:
         """Some hosts, each of them for every policy of a group; other ones in every band of rng_seeds."""
+        gc.collect()  # the last fleet and its recorded programs refer to each other, and hold the device's memory
         config = replace(self.env, group=group, staggered=False, rng_seed=self.env.rng_seed + band)
         held = load_test(self.task, **self.options) if test else None
         return FleetEnv(self.fleet(engine, hosts * group), config, held)

@@ -1,6 +1,5 @@
 """A recipe's exam: its controllers against everything simple, each at its best learning rate, on fresh hosts."""
 
-import gc
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -118,7 +117,6 @@ class Room:
         self, hosts: int, group: int, band: int, lr: Sequence[float], test: bool = False, episode: int | None = None
     ) -> FleetEnv:
         """Hosts of a band, where the n-th of each group has the n-th learning rate."""
-        gc.collect()  # the last fleet and its recorded programs refer to each other, and hold the device's memory
         config = self.fleet if episode is None else replace(self.fleet, env=replace(self.fleet.env, episode=episode))
         env = config.build_group(self.recipe.engine, hosts, group, band, test)
         env.fleet.learn_at(torch.tensor(list(lr), dtype=torch.float64, device=env.fleet.device).repeat(hosts))
