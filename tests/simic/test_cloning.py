@@ -56,6 +56,15 @@ def test_a_clone_expects_what_was_earned():
     assert errors[0.5] < 0.5 * errors[0.0]
 
 
+def test_what_is_not_finite_is_refused_before_anything_changes():
+    rollout, controller = recorded(horizon=4, hosts=3), controller_for()
+    before = [p.clone() for p in controller.parameters()]
+    rollout.reward[1, 1] = torch.nan
+    with pytest.raises(EsperError, match="not finite"):
+        next(clone(controller, [rollout]))
+    assert all(torch.equal(a, b) for a, b in zip(before, controller.parameters(), strict=True))
+
+
 def test_an_anchor_holds_a_policy_back():
     """The same misleading rewards; with an anchor the policy strays less from where it came from."""
     rollout = recorded(horizon=6, hosts=6)

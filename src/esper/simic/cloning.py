@@ -16,7 +16,7 @@ from esper.leyline.files import fits, parsing, read, write
 from esper.simic.advantages import gae
 from esper.simic.normalizers import Running, spread
 from esper.simic.ppo import Lives, cut, select
-from esper.simic.rollout import Rollout
+from esper.simic.rollout import Rollout, must_be_finite
 from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, Features, column_names
 from esper.tamiyo.masks import relevant
 from esper.tamiyo.network import Choice, Controller, Memory, Observation
@@ -67,6 +67,8 @@ def clone(
     controller: Controller, episodes: Sequence[Rollout], config: CloneConfig = CloneConfig()
 ) -> Iterator[CloneReport]:
     """Teach a controller to choose as was chosen in these episodes, and to expect what was earned in them."""
+    for rollout in episodes:
+        must_be_finite(rollout)
     scale = Running((), episodes[0].reward.device)
     unit = [spread(scale, rollout.reward) for rollout in episodes][-1]
     lives = [_lives(controller, rollout, config.gamma, unit) for rollout in episodes]

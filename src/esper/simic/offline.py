@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 from esper.leyline.actions import Head
 from esper.leyline.errors import EsperError
 from esper.simic.ppo import Lives, cut, select, sequences
-from esper.simic.rollout import Rollout
+from esper.simic.rollout import Rollout, must_be_finite
 from esper.tamiyo.masks import relevant
 from esper.tamiyo.network import TAIL, TAIL_SIZES, Controller, ControllerConfig, Observation, at_slot, linear, mlp
 
@@ -116,8 +116,7 @@ class Recorded(NamedTuple):
 
 def recorded(controller: Controller, rollout: Rollout) -> Recorded:
     """A rollout of any policy, as a controller reads it: whoever played had another memory, or none."""
-    if not bool(rollout.reward.isfinite().all() & rollout.seen.features.host.isfinite().all()):
-        raise EsperError("the episodes hold rewards or features that are not finite; nothing was learned")
+    must_be_finite(rollout)
     blank = controller.blank(rollout.reward.shape[1], rollout.reward.device)
     lives = cut(rollout._replace(memory=blank), rollout.reward, rollout.reward, True, blank)
     t, n, valid = sequences(rollout, whole=True)

@@ -59,6 +59,12 @@ class Rollout(NamedTuple):
     """Before the first decision."""
 
 
+def must_be_finite(rollout: Rollout) -> None:
+    """What one learns from once cannot be skipped like a bad rollout of many."""
+    if not bool(rollout.reward.isfinite().all() & rollout.seen.features.host.isfinite().all()):
+        raise EsperError("the episodes hold rewards or features that are not finite; nothing was learned")
+
+
 class Live(NamedTuple):
     """Where one fleet stands between two decisions."""
 
