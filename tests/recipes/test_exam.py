@@ -14,10 +14,11 @@ from esper.recipes import recipe
 from esper.recipes.config import Band
 from esper.recipes.exam import QUICK, ExamConfig, Room, hold_exam
 from esper.recipes.suite import HELD_OUT, SUITE, setting, settings
+from esper.simic.exam import Arm
 from esper.simic.play import play
 from esper.simic.search import compare
 from esper.tamiyo import Controller
-from esper.tamiyo.policies import FixedPlan, Heuristic, Learned, Never, Planned, SideBySide
+from esper.tamiyo.policies import FixedPlan, Heuristic, Learned, Never, Planned, RandomLegal, SideBySide
 from esper.tolaria import Engine
 
 SMALL = ExamConfig(hosts=3, rates=(0.1, 1.0, 2.0), tuned_on=2, plans=3, told=1)
@@ -72,6 +73,19 @@ def test_a_guest_with_a_name_that_is_taken_is_refused_before_anything_is_played(
         hold_exam(asked, ours, SMALL, [Never()])
     with pytest.raises(EsperError, match="2 arms are called 'static'"):
         hold_exam(asked, ours, SMALL, [FixedPlan([], name="static")])
+
+
+def test_whoever_sat_in_the_same_places_before_leaves_no_trace():
+    asked = smoke()
+    room = Room(asked, asked.fleets[0], SMALL)
+    wild, tame = RandomLegal(), Heuristic()
+    after, alone = room.arm([wild, tame], 1e-2).sittings[1], room.arm([tame], 1e-2).sittings[0]
+    grown = room.static("static", Arm("both", room.arm([wild, tame], 1e-2).sittings, 5, 1e-2), 5).sittings[1]
+    afresh = room.static("static", Arm("one", [alone], 5, 1e-2), 5).sittings[0]
+    assert (alone.outcome.growth > 0).any()
+    for mine, theirs in ((after, alone), (grown, afresh)):
+        assert all(torch.equal(a, b) for a, b in zip(mine.outcome, theirs.outcome, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(mine.topology, theirs.topology, strict=True))
 
 
 def test_a_preliminary_exam_touches_neither_final_hosts_nor_test_data():

@@ -12,15 +12,16 @@ from esper.recipes.start import begin
 from esper.simic.play import play
 from esper.simic.search import compare, random_plans
 from esper.tamiyo import Controller, ControllerConfig
-from esper.tamiyo.policies import Heuristic, Learned
+from esper.tamiyo.policies import Heuristic, Learned, Never
 
-START = StartConfig(plans=3, hosts=2, best=1, lives=8, epochs=60)
+START = StartConfig(plans=2, hosts=2, best=1, lives=8, epochs=200)
+RATES = (0.5, 1.0)
 
 
 def started(rng_seed: int = 0):
     plain = recipe("smoke")
     (fleet,) = plain.fleets
-    fleets = (replace(fleet, options={"examples": 200}, env=replace(fleet.env, episode=6)),)
+    fleets = (replace(fleet, options={"examples": 200}, rates=RATES, env=replace(fleet.env, episode=6)),)
     small, learn = ControllerConfig(hidden=32, slot_hidden=16), replace(plain.learn, rng_seed=rng_seed)
     asked = replace(plain, fleets=fleets, controller=small, start=START, learn=learn)
     controller = Controller(small, rng_seed)
@@ -28,20 +29,23 @@ def started(rng_seed: int = 0):
 
 
 def test_the_best_is_imitated_on_other_hosts(monkeypatch):
-    built = []
+    built, envs = [], []
     plain = FleetConfig.build_group
 
     def seen(self, engine, hosts, group, band, *rest):
         built.append((hosts, group, band))
-        return plain(self, engine, hosts, group, band, *rest)
+        envs.append(plain(self, engine, hosts, group, band, *rest))
+        return envs[-1]
 
     monkeypatch.setattr(FleetConfig, "build_group", seen)
     asked, controller, decisions = started()
     assert built == [(1, 1, Band.SEARCH), (2, 4, Band.SEARCH), (8, 1, Band.SHOW)]
+    slow, fast = (rate * asked.fleets[0].train.lr for rate in RATES)
+    assert [env.fleet.lr.tolist() for env in envs] == [[slow], [slow] * 4 + [fast] * 4, [slow, fast] * 4]
     assert decisions == 6 * (2 * 4 + 8)
     (fleet,) = asked.fleets
-    env = fleet.build_group(asked.engine, 2, 4, Band.SEARCH)
-    tried = [Heuristic(), *random_plans(env.setting, 3, asked.learn.rng_seed)]
+    env = fleet.at_rates(fleet.build_group(asked.engine, 2, 4, Band.SEARCH))
+    tried = [Never(), Heuristic(), *random_plans(env.setting, 2, asked.learn.rng_seed)]
     means = [outcome.objective.mean() for outcome in compare(env, tried, asked.learn.rent.end)]
     best = tried[max(range(4), key=lambda i: means[i])]
     did = {}

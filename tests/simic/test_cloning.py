@@ -24,7 +24,7 @@ def recorded(horizon: int = 12, hosts: int = 12):
 
 @pytest.mark.slow
 def test_a_clone_does_what_the_heuristic_did():
-    rollout = recorded()
+    rollout = recorded(hosts=36)
     assert (rollout.choice.action[..., Head.OP] == Op.GERMINATE).any()
     controller = Controller(ControllerConfig(hidden=32, slot_hidden=16), rng_seed=1)
     reports = list(clone(controller, [rollout], CloneConfig(lr=3e-3, epochs=80)))
@@ -51,7 +51,7 @@ def test_a_clone_expects_what_was_earned():
     errors = {}
     for coefficient in (0.0, 0.5):
         controller = Controller(ControllerConfig(hidden=32, slot_hidden=16), rng_seed=1)
-        *_, last = clone(controller, [rollout], CloneConfig(lr=3e-3, epochs=30, value_coef=coefficient))
+        *_, last = clone(controller, [rollout], CloneConfig(lr=3e-3, epochs=120, value_coef=coefficient))
         errors[coefficient] = last.value_error
     assert errors[0.5] < 0.5 * errors[0.0]
 

@@ -55,8 +55,7 @@ class FleetConfig:
     hosts: int = 32
     """How many are trained at a time."""
     rates: tuple[float, ...] = (1.0,)
-    """Learning rates as multiples of train.lr: each group of siblings has one, in turn. Exams and head starts have
-    their own."""
+    """Learning rates as multiples of train.lr: each group of siblings has one, in turn. Exams have their own."""
     train: TrainConfig = TrainConfig()
     lifecycle: LifecycleConfig = LifecycleConfig()
     env: EnvConfig = EnvConfig()
@@ -71,7 +70,10 @@ class FleetConfig:
             raise EsperError(f"hosts must be at least {least}, a group for each of the rates, not {self.hosts}")
 
     def build(self, engine: Engine) -> FleetEnv:
-        env = FleetEnv(self.fleet(engine, self.hosts), self.env)
+        return self.at_rates(FleetEnv(self.fleet(engine, self.hosts), self.env))
+
+    def at_rates(self, env: FleetEnv) -> FleetEnv:
+        """Every group of an env at its learning rate."""
         rates = torch.tensor(self.rates, dtype=torch.float64, device=env.fleet.device)
         env.fleet.learn_at(self.train.lr * rates[env.groups % len(rates)])
         return env
@@ -91,7 +93,7 @@ class FleetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StartConfig:
-    """A head start: the heuristic and plans written by chance meet in a tournament, and the best are imitated."""
+    """A head start: never, the heuristic and plans written by chance meet in a tournament; the best are imitated."""
 
     plans: int = 0
     """How many to try; 0 to begin with random weights."""

@@ -1,14 +1,13 @@
 """A recipe's exam: its controllers against everything simple, each at its best learning rate, on fresh hosts."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from esper.leyline.errors import EsperError
 from esper.leyline.reports import ExamReport, Life
-from esper.leyline.state import SlotState
 from esper.recipes.config import Band, FleetConfig, Recipe
 from esper.simic.exam import RIGHT_SIZE, Arm, Replay, Sitting, distinct, sit, verdicts
 from esper.simic.search import compare, pair_plans, random_plans, single_plans, tournament
@@ -128,9 +127,9 @@ class Room:
         return self.env(self.config.hosts, 1, band, [lr], self.config.final, episode)
 
     def arm(self, policies: Sequence[Policy], lr: float, episode: int | None = None) -> Arm:
-        """All trainings of one policy."""
-        name = policies[0].name
-        sittings = [self.sat(self.paper(lr, episode), policy) for policy in policies]
+        """All trainings of one policy, one after the other in the places of one fleet."""
+        name, env = policies[0].name, self.paper(lr, episode)
+        sittings = [self.sat(FleetEnv(env.fleet, env.config, env.test), policy) for policy in policies]
         return Arm(name, sittings, episode or self.fleet.env.episode, lr, self.searched.get(name, 0))
 
     def sat(self, env: FleetEnv, policy: Policy) -> Sitting:
@@ -186,23 +185,24 @@ class Room:
         longer = self.arm([Never()], lr, epochs)._replace(name="longer")
         static = self.static("static", ours, ours.episode)
         again = self.static("static, longer", ours, _as_long(static, cost))
-        replayed = [
-            self.sat(self.env(self.config.hosts, 1, Band.OTHERS + i, [ours.lr], test=True), Replay(sitting.actions))
-            for i, sitting in enumerate(ours.sittings)
-        ]
-        replay = Arm("replay", replayed, ours.episode, ours.lr, paired=False)
+        replay = Arm("replay", list(self.replayed(ours)), ours.episode, ours.lr, paired=False)
         taught = "teacher_width" in self.example.fleet.task.facts
         return [longer, static, again, replay, *([self.right_size()] if taught else [])]
 
     def static(self, name: str, ours: Arm, episode: int) -> Arm:
         """The topologies that were grown, from scratch."""
-
-        def grown(topology: SlotState) -> FleetEnv:
-            env = self.paper(ours.lr, episode)
-            return Grown(env.fleet, topology, env.config, env.test)
-
-        sittings = [self.sat(grown(sitting.topology), Never()) for sitting in ours.sittings]
+        env = self.paper(ours.lr, episode)
+        sittings = [
+            self.sat(Grown(env.fleet, sitting.topology, env.config, env.test), Never()) for sitting in ours.sittings
+        ]
         return Arm(name, sittings, episode, ours.lr)
+
+    def replayed(self, ours: Arm) -> Iterator[Sitting]:
+        """What was done, on other hosts for every training."""
+        env = self.env(self.config.hosts, 1, Band.OTHERS, [ours.lr], test=True)
+        for i, sitting in enumerate(ours.sittings):
+            others = replace(env.config, rng_seed=env.config.rng_seed + i)
+            yield self.sat(FleetEnv(env.fleet, others, env.test), Replay(sitting.actions))
 
     def right_size(self) -> Arm:
         """Hosts of the teacher's shape, which pay rent for what they have beyond the bare host."""

@@ -1,4 +1,4 @@
-"""A head start: the controller begins as a clone of the best of the heuristic and plans that were written by chance."""
+"""A head start: the controller begins as a clone of the best of never, the heuristic and plans written by chance."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ from esper.simic.cloning import CloneConfig, clone
 from esper.simic.rollout import record_lives
 from esper.simic.search import random_plans, tournament
 from esper.tamiyo import Controller
-from esper.tamiyo.policies import Heuristic
+from esper.tamiyo.policies import Heuristic, Never
 from esper.tolaria import FleetEnv
 
 
@@ -17,9 +17,9 @@ def begin(recipe: Recipe, controller: Controller) -> int:
     episodes, decisions = [], 0
     for fleet in recipe.fleets:
         build = partial(_build, recipe, fleet)
-        tried = [Heuristic(), *random_plans(build(1, 1).setting, start.plans, rng_seed)]
+        tried = [Never(), Heuristic(), *random_plans(build(1, 1).setting, start.plans, rng_seed)]
         best, lives = tournament(build, tried, rent, start.hosts, start.best)
-        shown = fleet.build_group(recipe.engine, start.lives, len(best), Band.SHOW)
+        shown = fleet.at_rates(fleet.build_group(recipe.engine, start.lives, len(best), Band.SHOW))
         episodes.append(record_lives(shown, best, controller, rent, recipe.learn.reward, rng_seed))
         decisions += fleet.env.episode * (lives + shown.fleet.num_hosts)
     for _ in clone(
@@ -30,4 +30,4 @@ def begin(recipe: Recipe, controller: Controller) -> int:
 
 
 def _build(recipe: Recipe, fleet: FleetConfig, hosts: int, group: int, round: int = 0) -> FleetEnv:
-    return fleet.build_group(recipe.engine, hosts, group, Band.SEARCH + round)
+    return fleet.at_rates(fleet.build_group(recipe.engine, hosts, group, Band.SEARCH + round))

@@ -64,6 +64,7 @@ def varied() -> tuple[FleetConfig, ...]:
         _signals(12, slots=2, task="waves", examples=2000),
         _pictures(6),
         _pictures(4, variants=1, shift=0.5),
+        _pictures(4, variants=2),
         _pictures(6, slots=3, lr=1e-2, epochs=12, variants=4, side=12),
         _vectors("spirals", 6, examples=2000),
         _vectors("spirals", 6, arms=5, examples=2000),

@@ -22,11 +22,13 @@ from esper.tamiyo.masks import relevant
 from esper.tamiyo.network import Choice, Controller, Memory, Observation
 
 EPISODES_FORMAT = "esper.episodes"
+FADED = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class CloneConfig:
     lr: float = 1e-3
+    """At first; it fades to a twentieth."""
     epochs: int = 20
     minibatches: int = 4
     held_out: float = 0.2
@@ -80,17 +82,23 @@ def clone(
         held.append(select(part, order[:count]))
         shown.append(select(part, order[count:]))
     optimizer = torch.optim.AdamW(controller.parameters(), config.lr, weight_decay=0.0)
+    fading = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, FADED, config.epochs)
     for epoch in range(config.epochs):
         total, steps = torch.zeros(()), 0
-        for part in shown:
-            order = torch.randperm(part.valid.shape[1], generator=generator).to(part.valid.device)
-            for which in order.chunk(config.minibatches):
-                found = _judged(controller, select(part, which))
-                loss = found.surprise
-                optimizer.zero_grad()
-                (loss + config.value_coef * found.error).backward()
-                optimizer.step()
-                total, steps = total + loss.detach().cpu(), steps + 1
+        batches = [  # no fleet is learned by itself: what was learned of the last one would suffer
+            (part, which)
+            for part in shown
+            for which in torch.randperm(part.valid.shape[1], generator=generator).chunk(config.minibatches)
+        ]
+        for i in torch.randperm(len(batches), generator=generator).tolist():
+            part, which = batches[i]
+            found = _judged(controller, select(part, which.to(part.valid.device)))
+            loss = found.surprise
+            optimizer.zero_grad()
+            (loss + config.value_coef * found.error).backward()
+            optimizer.step()
+            total, steps = total + loss.detach().cpu(), steps + 1
+        fading.step()
         with torch.no_grad():
             judged = [_judged(controller, part) for part in held]
         away, chances, counts, errors = (torch.stack(x).sum(0) for x in zip(*judged, strict=True))

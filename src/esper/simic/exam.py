@@ -104,7 +104,7 @@ def verdicts(
             params=bare * (1 + growth),
             growth=growth,
             flops=float(arm.values("flops").mean()),
-            seconds=sum(sitting.seconds for sitting in arm.sittings) / len(arm.sittings),
+            seconds=arm.sittings[0].seconds,
             sick=float(arm.values("sick").mean()),
             lr=arm.lr,
             searched=arm.searched,
