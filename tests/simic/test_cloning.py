@@ -43,7 +43,7 @@ def test_a_clone_does_what_the_heuristic_did():
 
 def test_a_clone_expects_what_was_earned():
     """Each life's own rewards to its end, discounted, in units of their deviation."""
-    rollout = recorded(hosts=8)
+    rollout = recorded(hosts=24)
     assert rollout.ended[-1].all(), "whole lives"
     lives = _lives(controller_for(), rollout, 0.9, torch.tensor(0.5))
     worth = sum(rollout.reward[t] * 0.9**t for t in range(12)) / 0.5
@@ -51,7 +51,7 @@ def test_a_clone_expects_what_was_earned():
     errors = {}
     for coefficient in (0.0, 0.5):
         controller = Controller(ControllerConfig(hidden=32, slot_hidden=16), rng_seed=1)
-        *_, last = clone(controller, [rollout], CloneConfig(lr=3e-3, epochs=120, value_coef=coefficient))
+        *_, last = clone(controller, [rollout], CloneConfig(lr=3e-3, epochs=30, value_coef=coefficient))
         errors[coefficient] = last.value_error
     assert errors[0.5] < 0.5 * errors[0.0]
 
