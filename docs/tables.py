@@ -137,7 +137,11 @@ def exams() -> str:
 
     def row(exam: ExamReport) -> list[str]:
         arms = {arm.name: arm for arm in exam.arms}
-        return [place(exam), f"{arms[exam.policy].j:.3f}", *(against(arms[name]) for name in RIVALS)]
+        return [
+            place(exam),
+            f"{arms[exam.policy].j:.3f}",
+            *(against(arms[name]) if name in arms else "" for name in RIVALS),
+        ]
 
     return rows(("setting", "J", *RIVALS), map(row, RunFolder(SHIPPED).exams()))
 
