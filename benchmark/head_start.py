@@ -28,7 +28,7 @@ class Question:
     device: str = "cpu"
 
     def run(self) -> None:
-        engine = Engine(device=self.device, precision="bf16" if self.device.startswith("cuda") else "fp32")
+        engine = Engine.on(self.device)
         plain = general()
         fleets = tuple(plain.fleets[i] for i in self.fleets)
         recipe = replace(plain, fleets=fleets, engine=engine, learn=replace(plain.learn, rng_seed=self.rng_seed))
@@ -41,7 +41,7 @@ class Question:
             print(f"{passes} passes: held-out loss {last.held_out_loss:.2f}, probabilities {known}", flush=True)
         for fleet, (best, *_) in zip(fleets, shown, strict=True):
             arms = [Never(), Heuristic(), *best, *map(Learned, clones)]
-            env = fleet.at_rates(fleet.build_group(engine, self.hosts, len(arms), Band.DEVELOPMENT))
+            env = fleet.build_group(engine, self.hosts, len(arms), Band.DEVELOPMENT)
             names = ["never", "heuristic", *["shown"] * len(best), *(f"{passes} passes" for passes in self.passes)]
             found = compare(env, arms, recipe.learn.rent.end, self.rng_seed)
             told = (f"{name} {arm.objective.mean():.3f}" for name, arm in zip(names, found, strict=True))

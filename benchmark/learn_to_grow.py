@@ -62,7 +62,7 @@ class Experiment:
 def env_for(x: Experiment, num_hosts: int, group: int, rng_seed: int) -> FleetEnv:
     task = load_task("mnist1d")
     spec = HostSpec("cnn1d", task.spec.inputs, task.spec.outputs, (8, 8, 8))
-    engine = Engine(device=x.device, precision="bf16" if x.device == "cuda" else "fp32")
+    engine = Engine.on(x.device)
     fleet = Fleet(spec, task, range(num_hosts), TrainConfig(batch_size=x.batch, lr=x.lr), engine=engine)
     return FleetEnv(fleet, EnvConfig(episode=x.episode, group=group, rng_seed=rng_seed))
 

@@ -33,7 +33,7 @@ class Question:
         return [*(fleet for some in named for fleet in some), *own]
 
     def run(self) -> None:
-        engine = Engine(device=self.device, precision="bf16" if self.device.startswith("cuda") else "fp32")
+        engine = Engine.on(self.device)
         recipe, config = replace(general(), engine=engine), ExamConfig(rates=self.rates, tuned_on=self.hosts)
         for fleet in self.fleets():
             room = Room(recipe, fleet, config)

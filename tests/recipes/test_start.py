@@ -44,7 +44,7 @@ def test_the_best_is_imitated_on_other_hosts(monkeypatch):
     assert [env.fleet.lr.tolist() for env in envs] == [[slow], [slow] * 4 + [fast] * 4, [slow, fast] * 4]
     assert decisions == 6 * (2 * 4 + 8)
     (fleet,) = asked.fleets
-    env = fleet.at_rates(fleet.build_group(asked.engine, 2, 4, Band.SEARCH))
+    env = fleet.build_group(asked.engine, 2, 4, Band.SEARCH)
     tried = [Never(), Heuristic(), *random_plans(env.setting, 2, asked.learn.rng_seed)]
     means = [outcome.objective.mean() for outcome in compare(env, tried, asked.learn.rent.end)]
     best = tried[max(range(4), key=lambda i: means[i])]

@@ -103,8 +103,7 @@ class Exam:
         found = Recipe.revived(folders[0].config()) if folders else Recipe(name="exam", fleets=tuple(fleets))
         if self.device is None:
             return found if self.runs else replace(found, engine=Engine())
-        precision = "bf16" if self.device.startswith("cuda") else "fp32"
-        return replace(found, engine=Engine(device=self.device, precision=precision))
+        return replace(found, engine=Engine.on(self.device))
 
 
 def with_cost(exams: Sequence[ExamReport], folders: Sequence[RunFolder]) -> list[ExamReport]:

@@ -70,10 +70,9 @@ class FleetConfig:
             raise EsperError(f"hosts must be at least {least}, a group for each of the rates, not {self.hosts}")
 
     def build(self, engine: Engine) -> FleetEnv:
-        return self.at_rates(FleetEnv(self.fleet(engine, self.hosts), self.env))
+        return self._at_rates(FleetEnv(self.fleet(engine, self.hosts), self.env))
 
-    def at_rates(self, env: FleetEnv) -> FleetEnv:
-        """Every group of an env at its learning rate."""
+    def _at_rates(self, env: FleetEnv) -> FleetEnv:
         rates = torch.tensor(self.rates, dtype=torch.float64, device=env.fleet.device)
         env.fleet.learn_at(self.train.lr * rates[env.groups % len(rates)])
         return env
@@ -88,7 +87,7 @@ class FleetConfig:
         gc.collect()  # the last fleet and its recorded programs refer to each other, and hold the device's memory
         config = replace(self.env, group=group, staggered=False, rng_seed=self.env.rng_seed + band)
         held = load_test(self.task, **self.options) if test else None
-        return FleetEnv(self.fleet(engine, hosts * group), config, held)
+        return self._at_rates(FleetEnv(self.fleet(engine, hosts * group), config, held))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ def show(recipe: Recipe, fleet: FleetConfig, controller: Controller) -> Shown:
     build = partial(_build, recipe, fleet)
     tried = [Never(), Heuristic(), *random_plans(build(1, 1).setting, start.plans, rng_seed)]
     best, lives = tournament(build, tried, rent, start.hosts, start.best)
-    env = fleet.at_rates(fleet.build_group(recipe.engine, start.lives, len(best), Band.SHOW))
+    env = fleet.build_group(recipe.engine, start.lives, len(best), Band.SHOW)
     episodes = record_lives(env, best, controller, rent, recipe.learn.reward, rng_seed)
     return Shown(best, episodes, fleet.env.episode * (lives + env.fleet.num_hosts))
 
@@ -50,4 +50,4 @@ def imitate(recipe: Recipe, controller: Controller, shown: Sequence[Shown]) -> C
 
 
 def _build(recipe: Recipe, fleet: FleetConfig, hosts: int, group: int, round: int = 0) -> FleetEnv:
-    return fleet.at_rates(fleet.build_group(recipe.engine, hosts, group, Band.SEARCH + round))
+    return fleet.build_group(recipe.engine, hosts, group, Band.SEARCH + round)

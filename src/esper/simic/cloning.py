@@ -23,12 +23,13 @@ from esper.tamiyo.network import Choice, Controller, Memory, Observation
 
 EPISODES_FORMAT = "esper.episodes"
 FADED = 0.05
+"""What is left of the learning rate at the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CloneConfig:
     lr: float = 1e-3
-    """At first; it fades to a twentieth."""
+    """At first; it fades."""
     epochs: int = 20
     minibatches: int = 4
     held_out: float = 0.2
@@ -84,7 +85,7 @@ def clone(
     optimizer = torch.optim.AdamW(controller.parameters(), config.lr, weight_decay=0.0)
     fading = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, FADED, config.epochs)
     for epoch in range(config.epochs):
-        total, steps = torch.zeros(()), 0
+        total = torch.zeros((), device=unit.device)
         batches = [  # no fleet is learned by itself: what was learned of the last one would suffer
             (part, which)
             for part in shown
@@ -97,7 +98,7 @@ def clone(
             optimizer.zero_grad()
             (loss + config.value_coef * found.error).backward()
             optimizer.step()
-            total, steps = total + loss.detach().cpu(), steps + 1
+            total += loss.detach()
         fading.step()
         with torch.no_grad():
             judged = [_judged(controller, part) for part in held]
@@ -105,7 +106,7 @@ def clone(
         chances = chances / counts.clamp(min=1)
         known = {head.name.lower(): chances[head].item() if counts[head] else None for head in Head}
         away, errors = away / len(judged), errors / len(judged)
-        yield CloneReport(epoch, (total / steps).item(), away.item(), known, errors.item())
+        yield CloneReport(epoch, (total / len(batches)).item(), away.item(), known, errors.item())
 
 
 def _lives(controller: Controller, rollout: Rollout, gamma: float, unit: Tensor) -> Lives:

@@ -39,6 +39,11 @@ class Engine:
         if self.memory_budget is not None and self.memory_budget <= 0:
             raise EsperError(f"memory_budget must be positive, not {self.memory_budget}")
 
+    @classmethod
+    def on(cls, device: str) -> "Engine":
+        """As precise as is usual there: bf16 on CUDA, fp32 elsewhere."""
+        return cls(device=device, precision="bf16" if device.startswith("cuda") else "fp32")
+
     def place(self) -> torch.device:
         """The device, if this machine has it. A config may be read where it has not."""
         device = torch.device(self.device)
