@@ -69,12 +69,6 @@ def compare(
     return [Outcome(*(x.view(-1, len(policies))[:, i] for x in outcome)) for i in range(len(policies))]
 
 
-def best_plan(env: FleetEnv, plans: Sequence[FixedPlan], rent: float) -> tuple[FixedPlan, Float[Tensor, " P"]]:
-    """The plan with the highest mean J on this env's hosts, and the means of all."""
-    means = _means(env, plans, rent)
-    return plans[int(means.argmax())], means
-
-
 def tournament(
     build: Callable[[int, int, int], FleetEnv],
     policies: Sequence[P],
