@@ -24,7 +24,7 @@ class Question:
     images: Path | None = None
     text: Path | None = None
     rates: tuple[float, ...] = ExamConfig().rates
-    hosts: int = ExamConfig().tuned_on
+    hosts: int = 8
     device: str = "cpu"
 
     def fleets(self) -> list[FleetConfig]:
@@ -34,11 +34,12 @@ class Question:
 
     def run(self) -> None:
         engine = Engine.on(self.device)
-        recipe, config = replace(general(), engine=engine), ExamConfig(rates=self.rates, tuned_on=self.hosts)
+        recipe, config = replace(general(), engine=engine), ExamConfig(rates=self.rates)
         for fleet in self.fleets():
             room = Room(recipe, fleet, config)
             print(f"{fleet.task} {fleet.options}, {fleet.host} {fleet.widths}, {fleet.env.episode} epochs:")
-            for policy, found in zip(("never", "heuristic"), room.tried([Never(), Heuristic()]), strict=True):
+            tried = room.tried([Never(), Heuristic()], self.hosts)
+            for policy, found in zip(("never", "heuristic"), tried, strict=True):
                 by_rate = (f"{lr:.3g} {j:.3f}" for lr, j in zip(room.grid, found, strict=True))
                 print(f"  {policy:9}  {'   '.join(by_rate)}", flush=True)
 

@@ -27,12 +27,12 @@ class Question:
 
     def run(self) -> None:
         recipe = replace(general(), engine=Engine.on(self.device))
-        config = ExamConfig(rates=self.rates, tuned_on=self.hosts)
+        config = ExamConfig(rates=self.rates)
         for fleet in (fleet for name in self.names for fleet in settings(name)):
             print(f"{fleet.task}, {fleet.host} {fleet.widths}:")
             for boost in self.boosts:
                 room = Room(recipe, replace(fleet, train=replace(fleet.train, newborn_boost=boost)), config)
-                (found,) = room.tried([Heuristic()])
+                (found,) = room.tried([Heuristic()], self.hosts)
                 by_rate = (f"{lr:.3g} {j:.3f}" for lr, j in zip(room.grid, found, strict=True))
                 print(f"  boost {boost:g}:  {'   '.join(by_rate)}", flush=True)
 

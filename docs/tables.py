@@ -20,7 +20,7 @@ from esper.kasmina.hosts import build_host, host_kind, host_kinds, weak_host
 from esper.kasmina.slots import build_seed
 from esper.leyline.actions import STYLES, ActionSpace, Graft, Head, Op
 from esper.leyline.lifecycle import TRANSITIONS, Gate, Stage
-from esper.leyline.reports import ArmReport, ExamReport
+from esper.leyline.reports import ArmReport, ExamReport, Interval
 from esper.leyline.specs import Stream
 from esper.tamiyo.files import SHIPPED
 from esper.telemetry.folder import RunFolder
@@ -123,13 +123,22 @@ RIVALS = ("never", "random", "heuristic", "grid oracle", "longer", "static, long
 
 
 def against(arm: ArmReport) -> str:
-    assert arm.vs is not None
-    strong = "**" if arm.verdict != "level" else ""
-    return f"{strong}{arm.vs.mean:+.3f}{strong} ({arm.vs.low:+.3f} to {arm.vs.high:+.3f})".replace("-", "−")
+    return difference(arm.vs, "**" if arm.verdict != "level" else "")
+
+
+def difference(found: Interval | None, strong: str = "") -> str:
+    if found is None:
+        return ""
+    return f"{strong}{found.mean:+.3f}{strong} ({found.low:+.3f} to {found.high:+.3f})".replace("-", "−")
 
 
 def place(exam: ExamReport) -> str:
     return f"{exam.task}, {exam.host}" + (f" (unseen {exam.unseen})" if exam.unseen else "")
+
+
+def oracle(exam: ExamReport) -> str:
+    gain = exam.of_oracle
+    return f"{gain.mean:.0%} ({gain.low:.0%} to {gain.high:.0%}) of the grid oracle's gain over never. " if gain else ""
 
 
 def exams() -> str:
@@ -150,7 +159,8 @@ def all_arms() -> str:
     """Every arm of every exam of the controller that comes along."""
     parts = []
     for exam in RunFolder(SHIPPED).exams():
-        names = ("arm", exam.metric, "IQM", "growth", "FLOPs", "lr", "J", f"{exam.policy} is above it by", "P(better)")
+        ours = f"{exam.policy} is above it by"
+        names = ("arm", exam.metric, "IQM", "growth", "FLOPs", "lr", "J", ours, "P(better)", "in score by")
         body = (
             (
                 arm.name,
@@ -160,12 +170,15 @@ def all_arms() -> str:
                 f"{arm.flops:.1e}",
                 f"{arm.lr:g}",
                 f"{arm.j:.3f}",
-                "" if arm.vs is None else against(arm),
+                against(arm),
                 "" if arm.improvement is None else f"{arm.improvement:.2f}",
+                difference(arm.vs_score),
             )
             for arm in exam.arms
         )
-        parts.append(f"**{place(exam)}**. {exam.caution}".strip() + f"\n\n{rows(names, body)}")
+        parts.append(
+            f"**{place(exam)}**. {oracle(exam)}{exam.cost} {exam.caution}".strip() + f"\n\n{rows(names, body)}"
+        )
     return "\n".join(parts)
 
 

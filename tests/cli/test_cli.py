@@ -8,7 +8,8 @@ import torch
 from esper.cli import main
 from esper.cli.sizes import size_in_bytes
 from esper.leyline.errors import EsperError
-from esper.tamiyo import load_controller
+from esper.tamiyo import Controller, load_controller
+from esper.tamiyo.files import save_controller
 from telemetry_toys import SMALL
 
 
@@ -114,13 +115,33 @@ def test_an_exam_names_every_arm_and_its_difference(run, tmp_path, capsys):
     assert exam["arms"][1]["vs"].keys() == {"mean", "low", "high"}
     assert exam["data"] == "validation"
     assert not (run / "exams.jsonl").exists(), "a quick exam touches nothing final"
-    main(["exam", str(run), str(run), "--hosts", "3", "--plans", "0", "--rates", "1.0"])
+
+
+def test_a_final_exam_is_never_forgotten(run, tmp_path, capsys):
+    other, out = tmp_path / "other.safetensors", tmp_path / "held"
+    save_controller(other, Controller(load_controller(run / "controller.safetensors").config, rng_seed=7))
+    final = ["exam", str(run), str(other), "--hosts", "3", "--plans", "0", "--rates", "1.0", "--no-thorough"]
+    main([*final, "--out", str(out)])
     said = capsys.readouterr().out
     assert "3 fresh hosts" in said
-    assert "heuristic" in said
-    held = [json.loads(line) for line in (run / "exams.jsonl").read_text().splitlines()]
+    assert "2 trainings of learned: 8 decisions" in said
+    assert str(out / "report.html") in said
+    assert not (run / "exams.jsonl").exists()
+    held = [json.loads(line) for line in (out / "exams.jsonl").read_text().splitlines()]
     assert [len(line["runs"]) for line in held] == [2], "every final exam, and of whom"
-    assert held[0]["exam"]["data"] == "test"
+    before = (out / "exam.json").read_bytes()
+    main(["exam", str(run), "--hosts", "2", "--quick", "--out", str(out)])
+    assert (out / "exam.json").read_bytes() == before, "a quick exam does not take the place of a final one"
+    main([*final, "--out", str(out)])
+    assert len((out / "exams.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_training_that_is_named_twice_is_refused(run, tmp_path, capsys):
+    twin = tmp_path / "twin.safetensors"
+    twin.write_bytes((run / "controller.safetensors").read_bytes())
+    with pytest.raises(SystemExit):
+        main(["exam", str(run), str(twin)])
+    assert "are the same controller: name every training once" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '[{"op": "WAIT"}]', '[{"decision": "x", "op": "WAIT"}]'])

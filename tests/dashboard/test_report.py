@@ -96,6 +96,22 @@ def arm(name: str, *vs: float) -> ArmReport:
     return ArmReport(name, 0.5, 0.5, Interval(0.5, 0.4, 0.6), 0.5, 100, 1.0, 1e9, 0.0, 0.01, 12, 0, *known)
 
 
+def test_a_performance_profile_is_the_share_of_hosts_above_each_threshold():
+    """As rliable defines it: the fraction of runs whose score exceeds tau."""
+    one = replace(arm("x"), scores=(0.2, 0.4, 0.4, 0.9))
+    assert [one.above(tau) for tau in (0.0, 0.2, 0.3, 0.4, 0.9)] == [1.0, 0.75, 0.75, 0.25, 0.0]
+
+
+def test_a_loss_needs_less_proof_than_a_win():
+    def found(chance: float, *vs: float) -> str:
+        return replace(arm("x", *vs), chance=chance).verdict
+
+    assert found(0.01, 0.1, 0.05, 0.15) == "better"
+    assert found(0.2, 0.1, 0.05, 0.15) == "level", "one of many arms may be above by chance"
+    assert found(0.2, -0.1, -0.15, -0.05) == "worse"
+    assert found(0.01, 0.1, -0.05, 0.25) == found(0.2, -0.1, -0.25, 0.05) == "level"
+
+
 def test_the_verdict_says_wins_losses_and_neither():
     arms = (
         arm("learned"),
@@ -106,6 +122,6 @@ def test_the_verdict_says_wins_losses_and_neither():
     exam = ExamReport("digits", "cnn2d 8-8", "accuracy", 30, 1, "test", 12, 0.02, "learned", arms)
     said = verdict(exam)
     assert "beats never (+0.100)" in said
-    assert "is level with random (+0.010)" in said
+    assert "shows no difference from random (+0.010)" in said
     assert "loses to best (-0.200)" in said
     assert said.startswith("On 30 fresh hosts of digits")

@@ -18,7 +18,7 @@ from esper.simic.exam import Arm
 from esper.simic.play import play
 from esper.simic.search import compare
 from esper.tamiyo import Controller
-from esper.tamiyo.policies import FixedPlan, Heuristic, Learned, Never, Planned, RandomLegal, SideBySide
+from esper.tamiyo.policies import FixedPlan, Heuristic, Learned, Never, Oversized, Planned, RandomLegal, SideBySide
 from esper.tolaria import Engine
 
 SMALL = ExamConfig(hosts=3, rates=(0.1, 1.0, 2.0), tuned_on=2, plans=3, told=1)
@@ -80,8 +80,10 @@ def test_whoever_sat_in_the_same_places_before_leaves_no_trace():
     room = Room(asked, asked.fleets[0], SMALL)
     wild, tame = RandomLegal(), Heuristic()
     after, alone = room.arm([wild, tame], 1e-2).sittings[1], room.arm([tame], 1e-2).sittings[0]
-    grown = room.static("static", Arm("both", room.arm([wild, tame], 1e-2).sittings, 5, 1e-2), 5).sittings[1]
-    afresh = room.static("static", Arm("one", [alone], 5, 1e-2), 5).sittings[0]
+    room = Room(asked, asked.fleets[0], replace(SMALL, rates=(1.0,)))
+    both = [wild, tame]
+    grown = room.static("static", both, Arm("both", room.arm(both, 1e-2).sittings, 5, 1e-2), 5).sittings[1]
+    afresh = room.static("static", [tame], Arm("one", [alone], 5, 1e-2), 5).sittings[0]
     assert (alone.outcome.growth > 0).any()
     for mine, theirs in ((after, alone), (grown, afresh)):
         assert all(torch.equal(a, b) for a, b in zip(mine.outcome, theirs.outcome, strict=True))
@@ -118,8 +120,8 @@ def test_who_trains_longer_spends_as_much_and_no_more(held):
 def test_a_search_says_what_it_took(held):
     report, _ = held
     arms = {arm.name: arm for arm in report.arms}
-    assert arms["best plan"].searched == 3 * 2
-    assert arms["grid oracle"].searched > 3 * 2
+    assert arms["best plan"].searched == 3 * 3
+    assert arms["grid oracle"].searched > 3 * 3
     assert arms["heuristic"].searched == 0
 
 
@@ -127,7 +129,21 @@ def test_everyone_has_a_learning_rate_of_the_same_grid(held):
     report, _ = held
     assert {arm.lr for arm in report.arms} <= set(_grid())
     arms = {arm.name: arm for arm in report.arms}
-    assert arms["static"].lr == arms["learned"].lr
+    assert arms["replay"].lr == arms["learned"].lr, "what was done was done at that rate"
+
+
+def test_what_was_grown_is_trained_again_at_a_rate_that_suits_it():
+    """Whatever rate it was grown at."""
+    asked = smoke()
+    room = Room(asked, asked.fleets[0], replace(SMALL, rates=(1e-9, 1.0), tuned_on=6))
+    _, right = room.grid
+    policies = [Heuristic(), Never()]
+    for lr in room.grid:
+        assert room.static("static", policies, room.arm(policies, lr), 5).lr == right
+    tried = room.static_tried(policies, right, 5)
+    assert [len(rates) for rates in tried] == [2, 2]
+    bare = room.tried([Never()], room.shared_by(2))
+    assert tried[1] == pytest.approx(bare[0]), "who grew nothing is a bare host, on the same hosts"
 
 
 def test_the_learning_rate_is_the_one_that_does_best():
@@ -139,11 +155,23 @@ def test_the_learning_rate_is_the_one_that_does_best():
 
 def test_all_trainings_of_an_arm_have_a_say_in_its_learning_rate():
     room = Room(smoke(), smoke().fleets[0], replace(SMALL, rates=(0.5, 1.0, 2.0)))
-    room.tried = lambda policies, episode=None: [[0.5, 0.6, 0.4], [0.9, 0.5, 0.1], [0.1, 0.2, 0.3]][: len(policies)]
+    found = [[0.5, 0.6, 0.4], [0.9, 0.5, 0.1], [0.1, 0.2, 0.3], [0.1, 0.4, 0.4]]
+    room.tried = lambda policies, hosts, episode=None: asked_for.append(hosts) or found[: len(policies)]
     low, middle, high = room.grid
-    first, second, other = Never(), Never(), Never()
-    assert room.tuned([[first], [second], [other]]) == [middle, low, high]
-    assert room.tuned([[first, second], [other]]) == [low, high]
+    asked_for = []
+    assert room.tuned([[Never()], [Never()], [Never()]]) == [middle, low, high]
+    assert room.tuned([[Never(), Never()], [Never(), Never()]]) == [low, high]
+    assert asked_for == [SMALL.tuned_on, SMALL.tuned_on / 2], "so many lives for each rate of each arm"
+
+
+def test_no_more_hosts_at_once_than_there_is_room_for():
+    """In parts, whoever leaves nothing to chance finds the same."""
+    room = Room(smoke(), smoke().fleets[0], SMALL)
+    policies, built = [Never(), Heuristic(), Oversized()], []
+    whole, env = room.tried(policies, 2), room.env
+    room.room, room.env = 12, lambda *given, **more: built.append(given[:2]) or env(*given, **more)
+    assert room.tried(policies, 2) == whole
+    assert built == [(2, 6), (2, 3)]
 
 
 def test_who_would_rather_learn_outside_of_the_grid_is_named(held):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import trim_mean
 
-from esper.simic.statistics import chance, holm, improvement, iqm, iqm_interval, paired, sign_flips, unpaired
+from esper.simic.statistics import chance, holm, improvement, iqm, iqm_interval, paired, share, sign_flips, unpaired
 
 SOME = np.array([0.1, 0.9, 0.4, 0.35, 0.6, 0.2, 0.8, 0.5])
 
@@ -43,6 +43,29 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
         found = paired(0.3 + generator.normal(size=40), np.zeros(40), rng_seed=trial)
         held += found.low <= 0.3 <= found.high
     assert 0.91 <= held / 300 <= 0.98
+
+
+def test_intervals_over_trainings_that_differ_hold_the_truth_nearly_as_often():
+    """Five values say little about their own spread: 95 % is not to be had from resampling them."""
+    generator = np.random.default_rng(2)
+    held = 0
+    for trial in range(400):
+        ours = generator.normal(size=(5, 1)) + 0.3 * generator.normal(size=(1, 30)) + np.zeros((5, 30))
+        found = paired(ours, np.zeros(30), rng_seed=trial)
+        held += found.low <= 0 <= found.high
+    assert 0.84 <= held / 400 <= 0.96
+
+
+def test_a_share_of_what_the_best_gains():
+    base, best = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.5, 0.6, 0.7, 0.8])
+    half = share((base + best) / 2, base, best)
+    assert half is not None
+    assert (half.mean, half.low, half.high) == pytest.approx((0.5, 0.5, 0.5))
+    mixed = share(np.stack([base, best]), base, best)
+    assert mixed is not None
+    assert mixed.mean == pytest.approx(0.5)
+    assert (mixed.low, mixed.high) == pytest.approx((0, 1))
+    assert share(best, base, base) is None, "of nothing there is no share"
 
 
 def test_the_same_seed_gives_the_same_interval():

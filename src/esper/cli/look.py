@@ -1,5 +1,6 @@
 """`esper exam`, `esper watch` and `esper report`: what became of a run."""
 
+import hashlib
 import json as json_module
 import time
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -27,10 +29,10 @@ from esper.recipes.suite import HELD_OUT, images, settings, text
 from esper.tamiyo.files import SHIPPED, load_controller
 from esper.tamiyo.policies import FixedPlan, Learned, Planned
 from esper.telemetry import Board, RunFolder
-from esper.telemetry.folder import CONTROLLER
+from esper.telemetry.folder import CONTROLLER, environment
 from esper.tolaria import Engine
 
-WIDE = 118
+WIDE = 128
 """Columns of a terminal in which an exam's costs have room."""
 COSTS = ("parameters", "FLOPs", "time")
 RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -62,6 +64,8 @@ class Exam:
     on validation data, so that one may look as often as one likes."""
     device: str | None = None
     """Where; if not given as the recipe says, and with Esper's own controller on the CPU."""
+    out: Path | None = None
+    """A folder of its own for this exam; if not given, the first run's. Controllers in files have no other."""
     json: bool = False
     """Print one JSON object for every task."""
 
@@ -75,20 +79,33 @@ class Exam:
                 raise FileError(f"{folder.path} is not done: resume it first")
         asked = self.asked(folders, fleets)
         files = [path if path.is_file() else path / CONTROLLER for path in runs]
+        different(files)
         policies = [Learned(load_controller(path).to(asked.engine.place())) for path in files]
-        config = replace(QUICK, hosts=self.exam.hosts) if self.quick else self.exam
+        config = replace(QUICK, hosts=min(self.exam.hosts, QUICK.hosts)) if self.quick else self.exam
+        place = self.place(folders, asked)
         exams, lives = hold_exam(asked, policies, config, [read_plan(path) for path in self.plan], fleets)
         exams = with_cost(exams, folders)
-        if folders and self.runs:
-            folders[0].write_exam(exams, lives)
-            if config.final:
-                now = datetime.now(UTC).isoformat(timespec="seconds")
-                folders[0].log_exam(exams, [str(path) for path in self.runs], now)
+        if place and (config.final or not any(exam.final for exam in place.exams())):
+            place.write_exam(exams, lives)
+        if place and config.final:
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            place.log_exam(exams, [str(path) for path in runs], now)
+        report = write_report(place) if place else None
         for exam in exams:
             if self.json:
                 print(json_module.dumps(finite(asdict(exam))))
             else:
                 show_exam(exam, Console())
+        if report and not self.json:
+            print(f"report: {report}")
+
+    def place(self, folders: Sequence[RunFolder], asked: Recipe) -> RunFolder | None:
+        """Where the exam is kept. A new folder is begun before anything is played."""
+        if self.out is None:
+            return folders[0] if self.runs and folders else None
+        if (self.out / "config.json").exists():
+            return RunFolder.open(self.out)
+        return RunFolder.create(self.out, asked.plain(), environment(asked.engine.device, torch.get_num_threads()))
 
     def settings(self) -> list[FleetConfig]:
         """What is asked for; of Esper's own controller, if nothing is, what it has not learned from."""
@@ -104,6 +121,19 @@ class Exam:
         if self.device is None:
             return found if self.runs else replace(found, engine=Engine())
         return replace(found, engine=Engine.on(self.device))
+
+
+def different(files: Sequence[Path]) -> None:
+    """Refuse a training that is named twice: it would count as two."""
+    seen: dict[bytes, Path] = {}
+    for path in files:
+        try:
+            content = hashlib.sha256(path.read_bytes()).digest()
+        except OSError as error:
+            raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+        if content in seen:
+            raise EsperError(f"{seen[content]} and {path} are the same controller: name every training once")
+        seen[content] = path
 
 
 def with_cost(exams: Sequence[ExamReport], folders: Sequence[RunFolder]) -> list[ExamReport]:
@@ -202,14 +232,16 @@ def show_exam(exam: ExamReport, console: Console) -> None:
 def exam_table(exam: ExamReport, narrow: bool = False) -> Table:
     title = f"{exam.task}, {exam.host}: {exam.hosts} fresh hosts, {exam.data} data"
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1))
-    table.caption, table.caption_justify = exam.caution or None, "left"
+    table.caption, table.caption_justify = f"{exam.cost} {exam.caution}".strip() or None, "left"
     table.add_column("policy", no_wrap=True)
-    for name in (exam.metric, "IQM", "growth", *(() if narrow else COSTS), "J", f"{exam.policy} is better by"):
+    numbers = (exam.metric, "IQM", "growth", *(() if narrow else COSTS), "J")
+    for name in (*numbers, f"{exam.policy} is better by", "P(better)"):
         table.add_column(name, justify="right", no_wrap=True)
     for arm in exam.arms:
         vs = "" if arm.vs is None else f"{arm.vs.mean:+.3f} ({arm.vs.low:+.3f} to {arm.vs.high:+.3f})"
         color = {"better": "green", "worse": "red", "level": ""}[arm.verdict]
         costs = () if narrow else (f"{arm.params:,.0f}", f"{arm.flops:.1e}", f"{arm.seconds:.1f} s")
         numbers = (f"{arm.mean:.3f}", f"{arm.iqm:.3f}", f"{arm.growth:.2f}", *costs, f"{arm.j:.3f}")
-        table.add_row(arm.name, *numbers, Text(vs, color))
+        likely = "" if arm.improvement is None else f"{arm.improvement:.2f}"
+        table.add_row(arm.name, *numbers, Text(vs, color), likely)
     return table

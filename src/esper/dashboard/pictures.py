@@ -93,7 +93,7 @@ def draw_profiles(exam: ExamReport, path: Path) -> None:
         ax = figure.subplots()
         for i, arm in enumerate(exam.arms):
             own = arm.name == exam.policy
-            shares = [sum(score > t for score in arm.scores) / len(arm.scores) for t in thresholds]
+            shares = [arm.above(threshold) for threshold in thresholds]
             color = GREEN if own else PROFILE_COLORS[i % len(PROFILE_COLORS)]
             style = "-" if i <= len(PROFILE_COLORS) else "--"
             ax.plot(thresholds, shares, style, color=color, lw=2.6 if own else 1.2, label=arm.name, zorder=2 + own)

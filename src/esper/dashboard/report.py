@@ -19,7 +19,7 @@ from esper.dashboard.pictures import (
     draw_profiles,
 )
 from esper.dashboard.style import spoken
-from esper.leyline.reports import Anomaly, ArmReport, ExamReport, Life, UpdateReport
+from esper.leyline.reports import Anomaly, ArmReport, ExamReport, Interval, Life, UpdateReport
 
 EXAMPLES = 3
 """Hosts whose lives are drawn."""
@@ -123,7 +123,7 @@ def html(story: Story, pictures: Sequence[Picture]) -> str:
 
 def verdict(exam: ExamReport) -> str:
     """The exam in one sentence, win or lose."""
-    words = {"better": "beats", "level": "is level with", "worse": "loses to"}
+    words = {"better": "beats", "level": "shows no difference from", "worse": "loses to"}
     said: dict[str, list[str]] = {how: [] for how in words}
     for arm in exam.arms:
         if arm.vs is not None:
@@ -152,7 +152,7 @@ def _figure(picture: Picture) -> str:
 
 def _exam(exam: ExamReport) -> str:
     about = (
-        f"{exam.task}, {exam.host}: {exam.hosts} fresh hosts for every policy, paired; lives of {exam.episode} epochs;"
+        f"{exam.task}, {exam.host}: {exam.hosts} fresh hosts for every policy; lives of {exam.episode} epochs;"
         f" {exam.data} data; J = score − {exam.rent:g} ln(1 + growth)."
     )
     if exam.unseen:
@@ -161,16 +161,12 @@ def _exam(exam: ExamReport) -> str:
         own = exam.arms[0]
         about += f" The teacher has {exam.right_size:,.0f} parameters, {exam.policy} ends with {own.params:,.0f}."
         about += "" if own.regret is None else f" Its regret against hosts of that shape is {own.regret:.3f} in J."
-    if exam.trainings > 1:
-        about += f" {exam.trainings} trainings of {exam.policy}."
-    chosen = [f"{arm.name} in {arm.searched:,} lives" for arm in exam.arms if arm.searched]
-    if chosen:
-        about += f" Plans were chosen in tournaments: {', '.join(chosen)}."
-    if exam.decisions:
-        about += f" Its training took {exam.decisions:,} decisions and {exam.seconds / 60:.1f} minutes."
-    about += f" {exam.caution}"
+    if exam.of_oracle is not None:
+        gain = exam.of_oracle
+        about += f" Its gain over never is {gain.mean:.0%} ({gain.low:.0%} to {gain.high:.0%}) of the grid oracle's."
+    about += f" {exam.cost} {exam.caution}"
     names = ("policy", exam.metric, "IQM", "growth", "parameters", "FLOPs", "time", "epochs", "lr", "J")
-    names += ("difference in J", "P(better)", "p")
+    names += ("difference in J", "P(better)", "p", "difference in score")
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     table = f"<table><tr>{head}</tr>{''.join(map(_row, exam.arms))}</table>"
     return f'<p class="quiet">{escape(about)}</p><div class="wide">{table}</div>'
@@ -185,11 +181,14 @@ def _row(arm: ArmReport) -> str:
     rest = (f"{arm.seconds:.1f} s", str(arm.episode), f"{arm.lr:g}", f"{arm.j:.3f}")
     cells = "".join(f"<td>{x}</td>" for x in (*numbers, *rest))
     if arm.vs is None:
-        return f'<tr class="own"><td>{escape(arm.name)}</td>{cells}<td></td><td></td><td></td></tr>'
+        return f'<tr class="own"><td>{escape(arm.name)}</td>{cells}{"<td></td>" * 4}</tr>'
     color = {"better": "win", "worse": "loss", "level": ""}[arm.verdict]
-    vs = f"{arm.vs.mean:+.3f} ({arm.vs.low:+.3f} to {arm.vs.high:+.3f})"
-    likely = f"<td>{arm.improvement:.2f}</td><td>{arm.chance:.3f}</td>"
-    return f'<tr><td>{escape(arm.name)}</td>{cells}<td class="{color}">{vs}</td>{likely}</tr>'
+    likely = f"<td>{arm.improvement:.2f}</td><td>{arm.chance:.3f}</td><td>{_difference(arm.vs_score)}</td>"
+    return f'<tr><td>{escape(arm.name)}</td>{cells}<td class="{color}">{_difference(arm.vs)}</td>{likely}</tr>'
+
+
+def _difference(found: Interval | None) -> str:
+    return "" if found is None else f"{found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
 
 
 def _anomalies(reports: Sequence[UpdateReport]) -> str:

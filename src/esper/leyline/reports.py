@@ -190,14 +190,23 @@ class ArmReport:
     scores: tuple[float, ...] = ()
     """Of every host in every training."""
     seconds: float = 0.0
-    """All its hosts took together, on the exam's machine; the mean over trainings."""
+    """All its hosts took together, on the exam's machine; of the first training."""
+    vs_score: Interval | None = None
+    """The same difference as `vs` in the score alone, without rent."""
+
+    def above(self, threshold: float) -> float:
+        """The share of hosts that score more: a point of the performance profile."""
+        return sum(score > threshold for score in self.scores) / len(self.scores)
 
     @property
     def verdict(self) -> Literal["better", "worse", "level"]:
-        """How the policy under test is against this one: the interval must leave out 0, and chance be unlikely."""
-        if self.vs is None or self.chance is None or self.chance >= 0.05 or self.vs.low <= 0 <= self.vs.high:
+        """How the policy under test is against this one. Better: the interval lies above 0, and chance is unlikely for
+        so many arms. Worse: the interval lies below 0. Level: neither is shown, which is no proof that they are."""
+        if self.vs is None or self.chance is None:
             return "level"
-        return "better" if self.vs.mean > 0 else "worse"
+        if self.vs.high < 0:
+            return "worse"
+        return "better" if self.vs.low > 0 and self.chance < 0.05 else "level"
 
 
 @dataclass(frozen=True)
@@ -227,6 +236,21 @@ class ExamReport:
     """What its trainings took, all together: decisions of hosts..."""
     seconds: float = 0.0
     """...and time."""
+    of_oracle: Interval | None = None
+    """Its gain over never as a share of the grid oracle's, where that gains anything."""
+
+    @property
+    def final(self) -> bool:
+        """Whether test data was looked at."""
+        return self.data == "test"
+
+    @property
+    def cost(self) -> str:
+        """What arms took before they were examined; nothing if none took anything."""
+        searched = [f"{arm.name} was chosen in {arm.searched:,} lives." for arm in self.arms if arm.searched]
+        trainings = "1 training" if self.trainings == 1 else f"{self.trainings} trainings"
+        took = f"{trainings} of {self.policy}: {self.decisions:,} decisions in {self.seconds / 60:.0f} minutes."
+        return " ".join([*([took] if self.decisions else []), *searched])
 
     @property
     def caution(self) -> str:

@@ -9,7 +9,8 @@ import torch
 from esper.leyline.errors import EsperError
 from esper.leyline.reports import ExamReport, Life
 from esper.recipes.config import Band, FleetConfig, Recipe
-from esper.simic.exam import RIGHT_SIZE, Arm, Replay, Sitting, distinct, sit, verdicts
+from esper.simic.exam import ORACLE, RIGHT_SIZE, Arm, Replay, Sitting, distinct, sit, verdicts
+from esper.simic.play import play
 from esper.simic.search import compare, pair_plans, random_plans, single_plans, tournament
 from esper.tamiyo.policies import (
     FixedPlan,
@@ -27,7 +28,9 @@ from esper.tolaria import FleetEnv
 from esper.tolaria.grown import Grown
 
 SIMPLE: tuple[type[Policy], ...] = (Never, RandomLegal, Heuristic)
-SEARCHED = ("best plan", "grid oracle")
+SEARCHED = ("best plan", ORACLE)
+AROUND = (0.5, 1.0, 2.0)
+"""Learning rates at which plans are chosen, as multiples of the recipe's."""
 DERIVED = ("longer", "static", "static, longer", "replay", RIGHT_SIZE)
 
 
@@ -39,8 +42,8 @@ class ExamConfig:
     """Fresh hosts for every policy."""
     rates: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
     """Learning rates that every policy may choose from, as multiples of the recipe's."""
-    tuned_on: int = 8
-    """Hosts that learning rates are chosen on."""
+    tuned_on: int = 24
+    """Lives that each learning rate of an arm is tried in: those of all of its trainings together."""
     plans: int = 50
     """Plans written by chance of which the best takes part, and pairs in the grid that an oracle chooses from; 0 for
     neither."""
@@ -94,18 +97,21 @@ class Room:
         self.searched: dict[str, int] = {}
         """Lives that went into choosing an arm."""
         self.example = self.env(1, 1, Band.PLANS, [fleet.train.lr])
+        self.room = 2048 if self.example.fleet.device.type == "cuda" else 512
+        """Hosts at once, where many policies are tried."""
 
     def hold(self, policies: Sequence[Policy], guests: Sequence[Policy]) -> tuple[ExamReport, list[Life]]:
         rules, config = self.rules(), self.config
         taken = [*(SEARCHED if config.plans else ()), *(DERIVED if config.thorough else ())]
         distinct([policies[0].name, *(rule.name for rule in (*rules, *guests)), *taken])
         rivals = [*rules, *self.plans(), *guests]
-        lr, *rates = self.tuned([policies, *([rival] for rival in rivals)])
+        rates = self.tuned([[rival] for rival in rivals])
         others = [self.arm([rival], rate) for rival, rate in zip(rivals, rates, strict=True)]
+        (lr,) = self.tuned([policies])
         ours = self.arm(policies, lr)  # last: whoever needs a kernel first has to wait for it
         lives = [life for arm in (ours, *others) for life in arm.sittings[0].lives]
         if config.thorough:
-            others += self.derived(ours, others[0])
+            others += self.derived(policies, ours, others[0])
         data = "test" if self.config.final else "validation"
         report = verdicts(self.example.fleet, self.rent, ours, others, self.rng_seed, data)
         ends = (self.grid[0], self.grid[-1]) if len(self.grid) > 1 else ()
@@ -133,24 +139,34 @@ class Room:
         return Arm(name, sittings, episode or self.fleet.env.episode, lr, self.searched.get(name, 0))
 
     def sat(self, env: FleetEnv, policy: Policy) -> Sitting:
-        return sit(env, policy, self.rent, self.rng_seed, min(self.config.told, self.config.hosts))
+        return sit(env, policy, self.rent, self.rng_seed, min(self.config.told, env.fleet.num_hosts))
 
     def tuned(self, arms: Sequence[Sequence[Policy]], episode: int | None = None) -> list[float]:
-        """The learning rate of each arm, chosen on hosts of its own by the mean validation J of its trainings."""
+        """The learning rate of each of some arms with as many trainings, chosen on hosts of its own by their mean
+        validation J."""
         if len(self.grid) == 1:
             return self.grid * len(arms)
-        rates, found = [], iter(self.tried([policy for arm in arms for policy in arm], episode))
-        for arm in arms:
-            mean = torch.tensor([next(found) for _ in arm]).mean(0)
-            rates.append(self.grid[int(mean.argmax())])
-        return rates
+        every, each = [policy for arm in arms for policy in arm], len(arms[0])
+        found = self.tried(every, self.shared_by(each), episode)
+        return [self.best_rate(found[i : i + each]) for i in range(0, len(every), each)]
 
-    def tried(self, policies: Sequence[Policy], episode: int | None = None) -> list[list[float]]:
+    def best_rate(self, tried: Sequence[Sequence[float]]) -> float:
+        """Of the grid, by the mean J at each of its rates, over trainings."""
+        return self.grid[int(torch.tensor(tried).mean(0).argmax())]
+
+    def tried(self, policies: Sequence[Policy], hosts: int, episode: int | None = None) -> list[list[float]]:
         """The mean validation J of each policy at each learning rate of the grid."""
-        each, rates = [policy for policy in policies for _ in self.grid], self.grid * len(policies)
-        env = self.env(self.config.tuned_on, len(each), Band.TUNE, rates, episode=episode)
-        found = [outcome.objective.mean().item() for outcome in compare(env, each, self.rent, self.rng_seed)]
+        at_once, found = max(self.room // (hosts * len(self.grid)), 1), []
+        for start in range(0, len(policies), at_once):
+            each = [policy for policy in policies[start : start + at_once] for _ in self.grid]
+            rates = self.grid * (len(each) // len(self.grid))
+            env = self.env(hosts, len(each), Band.TUNE, rates, episode=episode)
+            found += [outcome.objective.mean().item() for outcome in compare(env, each, self.rent, self.rng_seed)]
         return [found[i : i + len(self.grid)] for i in range(0, len(found), len(self.grid))]
+
+    def shared_by(self, trainings: int) -> int:
+        """Hosts that learning rates are chosen on: the more trainings of an arm live on each, the fewer."""
+        return -(-self.config.tuned_on // trainings)
 
     def rules(self) -> list[Policy]:
         found: list[Policy] = [policy() for policy in SIMPLE]
@@ -162,40 +178,55 @@ class Room:
         if not self.config.plans:
             return []
         setting, times = self.example.setting, (0, self.fleet.env.episode // 4)
-        pairs = pair_plans(setting, times, self.config.plans, self.rng_seed)
-        by_chance = random_plans(setting, self.config.plans, self.rng_seed)
+        rng_seed = Band.PLANS + self.rng_seed  # others than those that the policy may have begun with
+        pairs = pair_plans(setting, times, self.config.plans, rng_seed)
+        by_chance = random_plans(setting, self.config.plans, rng_seed)
         tried = (by_chance, [*single_plans(setting, times), *pairs])
         return [self.best(name, plans) for name, plans in zip(SEARCHED, tried, strict=True)]
 
     def best(self, name: str, plans: Sequence[FixedPlan]) -> Policy:
-        """The best of them on hosts of their own."""
+        """The best of them on hosts of their own, which learn at different rates."""
+        around = replace(self.fleet, rates=AROUND, hosts=len(AROUND) * self.fleet.env.group)
 
         def build(hosts: int, group: int, round: int) -> FleetEnv:
-            return self.env(hosts, group, Band.PLANS + round, [self.fleet.train.lr] * group)
+            return around.build_group(self.recipe.engine, hosts, group, Band.PLANS + round)
 
-        (best,), self.searched[name] = tournament(build, plans, self.rent)
+        (best,), self.searched[name] = tournament(build, plans, self.rent, hosts=len(AROUND), room=self.room)
         return FixedPlan(best.plan, name=name)
 
-    def derived(self, ours: Arm, never: Arm) -> list[Arm]:
+    def derived(self, policies: Sequence[Policy], ours: Arm, never: Arm) -> list[Arm]:
         """What follows from the grown hosts: bare hosts that train for as many operations, their topologies from
         scratch, and their growth on other hosts. And, where a task has a teacher, hosts of its shape."""
         cost = float(ours.values("flops").mean())
         epochs = _as_long(never, cost)
         (lr,) = self.tuned([[Never()]], epochs)
         longer = self.arm([Never()], lr, epochs)._replace(name="longer")
-        static = self.static("static", ours, ours.episode)
-        again = self.static("static, longer", ours, _as_long(static, cost))
+        static = self.static("static", policies, ours, ours.episode)
+        again = self.static("static, longer", policies, ours, _as_long(static, cost))
         replay = Arm("replay", list(self.replayed(ours)), ours.episode, ours.lr, paired=False)
         taught = "teacher_width" in self.example.fleet.task.facts
         return [longer, static, again, replay, *([self.right_size()] if taught else [])]
 
-    def static(self, name: str, ours: Arm, episode: int) -> Arm:
-        """The topologies that were grown, from scratch."""
-        env = self.paper(ours.lr, episode)
+    def static(self, name: str, policies: Sequence[Policy], ours: Arm, episode: int) -> Arm:
+        """The topologies that were grown, from scratch, at a learning rate that suits such."""
+        lr = self.grid[0] if len(self.grid) == 1 else self.best_rate(self.static_tried(policies, ours.lr, episode))
+        env = self.paper(lr, episode)
         sittings = [
             self.sat(Grown(env.fleet, sitting.topology, env.config, env.test), Never()) for sitting in ours.sittings
         ]
-        return Arm(name, sittings, episode, ours.lr)
+        return Arm(name, sittings, episode, lr)
+
+    def static_tried(self, policies: Sequence[Policy], lr: float, episode: int) -> list[list[float]]:
+        """As `tried`, of what the policies grow at their learning rate on the hosts that rates are chosen on."""
+        hosts = self.shared_by(len(policies))
+        env = self.env(hosts, 1, Band.TUNE, [lr])
+        grown = [self.sat(FleetEnv(env.fleet, env.config), policy).topology for policy in policies]
+        found = []
+        for rate in self.grid:
+            env = self.env(hosts, 1, Band.TUNE, [rate], episode=episode)
+            again = (play(Grown(env.fleet, slots, env.config), Never(), self.rent) for slots in grown)
+            found.append([outcome.objective.mean().item() for outcome in again])
+        return [list(by_rate) for by_rate in zip(*found, strict=True)]
 
     def replayed(self, ours: Arm) -> Iterator[Sitting]:
         """What was done, on other hosts for every training."""

@@ -15,12 +15,14 @@ from esper.leyline.lifecycle import Stage
 from esper.leyline.reports import ArmReport, EpochReport, ExamReport, Life, SlotReport
 from esper.leyline.state import NO_BLUEPRINT, Setting, SlotState
 from esper.simic.play import Outcome, play
-from esper.simic.statistics import Values, chance, holm, improvement, iqm, iqm_interval, paired, unpaired
+from esper.simic.statistics import Values, chance, holm, improvement, iqm, iqm_interval, paired, share, unpaired
 from esper.tamiyo.features import View
 from esper.tamiyo.policies import Policy
 from esper.tolaria import Fleet, FleetEnv
 from esper.tolaria.env import Step
 
+NEVER, ORACLE = "never", "grid oracle"
+"""The arms between which the policy under test is to be placed."""
 RIGHT_SIZE = "right size"
 """The arm of a teacher's own shape, where a task has a teacher."""
 
@@ -88,13 +90,15 @@ def verdicts(
     """What can be said of the first arm against each of the others."""
     j, bare = ours.values("objective"), fleet.trunk.layout.num_parameters
     right = fleet.task.facts.get("teacher_parameters")
-    best = {arm.name: float(arm.values("objective").mean()) for arm in others}.get(RIGHT_SIZE)
+    found = {arm.name: arm.values("objective") for arm in others}
+    best = float(found[RIGHT_SIZE].mean()) if RIGHT_SIZE in found else None
     distinct([arm.name for arm in (ours, *others)])
-    chances = holm({arm.name: chance(j, arm.values("objective"), rng_seed, arm.paired) for arm in others})
+    chances = holm({arm.name: chance(j, found[arm.name], rng_seed, arm.paired) for arm in others})
 
     def report(arm: Arm) -> ArmReport:
         metric, theirs = arm.values("metric"), arm.values("objective")
         growth, own = float(arm.values("growth").mean()), arm is ours
+        difference = paired if arm.paired else unpaired
         return ArmReport(
             name=arm.name,
             mean=float(metric.mean()),
@@ -109,7 +113,8 @@ def verdicts(
             lr=arm.lr,
             searched=arm.searched,
             episode=arm.episode,
-            vs=None if own else (paired if arm.paired else unpaired)(j, theirs, rng_seed),
+            vs=None if own else difference(j, theirs, rng_seed),
+            vs_score=None if own else difference(ours.values("score"), arm.values("score"), rng_seed),
             improvement=None if own else improvement(j, theirs),
             chance=None if own else chances[arm.name],
             excess=None if right is None else bare * (1 + growth) - right,
@@ -129,6 +134,7 @@ def verdicts(
         policy=ours.name,
         right_size=right,
         arms=tuple(report(arm) for arm in (ours, *others)),
+        of_oracle=share(j, found[NEVER], found[ORACLE], rng_seed) if {NEVER, ORACLE} <= found.keys() else None,
     )
 
 

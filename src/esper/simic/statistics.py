@@ -39,11 +39,22 @@ def unpaired(ours: Values, theirs: Values, rng_seed: int = 0, confidence: float 
     return _interval(ours.mean() - theirs.mean(), mine - others, confidence)
 
 
+def share(ours: Values, base: Values, best: Values, rng_seed: int = 0, confidence: float = 0.95) -> Interval | None:
+    """How much of what the best gains over a base is gained by ours; None where the best itself shows no gain."""
+    if paired(best, base, rng_seed, confidence).low <= 0:
+        return None
+    all_three = [np.broadcast_to(x, np.atleast_2d(ours).shape) for x in (ours, base, best)]
+    mine, none, most = (_resampled(x, np.random.default_rng(rng_seed)).mean((1, 2)) for x in all_three)
+    whole = (ours.mean() - base.mean()) / (best.mean() - base.mean())
+    return _interval(whole, (mine - none) / (most - none), confidence)
+
+
 def _resampled(values: Values, generator: np.random.Generator) -> Values:
-    """Trainings and hosts, each drawn again with replacement, many times over."""
+    """Trainings and hosts, each drawn again with replacement, many times over: one fewer than there are, as the spread
+    of n values around their own mean is too small by 1 in n (Rao and Wu, 1988)."""
     rows, columns = np.atleast_2d(values).shape
-    drawn_rows = generator.integers(rows, size=(RESAMPLES, rows, 1))
-    drawn_columns = generator.integers(columns, size=(RESAMPLES, 1, columns))
+    drawn_rows = generator.integers(rows, size=(RESAMPLES, max(rows - 1, 1), 1))
+    drawn_columns = generator.integers(columns, size=(RESAMPLES, 1, max(columns - 1, 1)))
     return np.atleast_2d(values)[drawn_rows, drawn_columns]
 
 
@@ -69,7 +80,7 @@ def chance(ours: Values, theirs: Values, rng_seed: int = 0, hosts_are_paired: bo
         middle = (inside + outside) / 2
         found = interval(ours, theirs, rng_seed, middle)
         inside, outside = (middle, outside) if found.low > 0 or found.high < 0 else (inside, middle)
-    return 1 - inside
+    return max(1 - inside, 2 / (RESAMPLES + 1))  # less cannot be told from so many draws
 
 
 def improvement(ours: Values, theirs: Values) -> float:

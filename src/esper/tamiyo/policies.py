@@ -118,7 +118,8 @@ class FixedPlan(Rule):
 
 
 class Gardener(Rule):
-    """Plants one blueprint in empty slots, in order, when `wants` says so; keeps what contributes, prunes the rest."""
+    """Plants one blueprint in empty slots, in order, when `wants` says so in the first half of a life; keeps what
+    contributes, prunes the rest."""
 
     def __init__(self, blueprint: str | None = None, slots: Sequence[str] | None = None, **choices: object) -> None:
         self.blueprint, self.slots, self.choices = blueprint, slots, choices
@@ -144,7 +145,8 @@ class Gardener(Rule):
         open_slots = legal[:, Op.GERMINATE] & preference.isfinite()
         plant = self.all(view, self.seed)
         plant[:, Head.SLOT] = preference.masked_fill(~open_slots, -torch.inf).argmax(1)
-        chosen = torch.where((self.wants(view) & open_slots.any(1))[:, None], plant, self.wait(view))
+        early = view.signals.age < view.setting.episode // 2  # later there is rent to pay, and no time to learn
+        chosen = torch.where((self.wants(view) & early & open_slots.any(1))[:, None], plant, self.wait(view))
         worth = view.signals.vitals.contribution
         proven = legal[:, Op.FOSSILIZE] & (worth > 0)
         useless = legal[:, Op.PRUNE] & (slots.stage == Stage.HOLDING) & (slots.age >= 3) & (worth <= 0)
@@ -157,13 +159,12 @@ class Gardener(Rule):
 
 
 class Heuristic(Gardener):
-    """Grows early, one seed at a time: while nothing is on its way and half of the life is left."""
+    """Grows one seed at a time: while nothing is on its way."""
 
     name = "heuristic"
 
     def wants(self, view: View) -> Bool[Tensor, " N"]:
-        settled = _settled(view)
-        return settled & (view.signals.age < view.setting.episode // 2)
+        return _settled(view)
 
 
 class Schedule(Gardener):
@@ -223,7 +224,7 @@ class GreedyGradient(Gardener):
         self.against, self.name = against, "least gradient" if against else "gradient"
 
     def wants(self, view: View) -> Bool[Tensor, " N"]:
-        return _settled(view) & (view.signals.age > 0) & (view.signals.age < view.setting.episode // 2)
+        return _settled(view) & (view.signals.age > 0)
 
     def prefers(self, view: View) -> Float[Tensor, "N S"]:
         return -view.signals.vitals.pull if self.against else view.signals.vitals.pull
