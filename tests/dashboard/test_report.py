@@ -85,6 +85,13 @@ def test_a_run_that_has_hardly_begun_can_be_told(tmp_path):
     assert Page(html(begun, draw(begun, tmp_path))).titles[0] == "Learning"
 
 
+def test_an_exam_can_be_told_without_its_training(folder, tmp_path):
+    told = Story(name="x", config={}, environment={}, reports=[], exams=folder.exams(), lives=[])
+    page = html(told, draw(told, tmp_path))
+    assert Page(page).titles[0] == "Exam"
+    assert "0 updates" not in page
+
+
 def test_anomalies_are_told():
     anomaly = Anomaly(3, "value collapse", "critic", "it expects <nothing>", "lower lr")
     story = Story(name="x", config={}, environment={}, reports=[report(3, anomalies=(anomaly,))], exams=[], lives=[])

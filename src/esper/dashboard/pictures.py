@@ -107,7 +107,7 @@ def draw_actions(reports: Sequence[UpdateReport], lives: Sequence[Life], path: P
     """Which op is chosen when: in a life, by the controller as it is now, and over its training."""
     now = _by_decision(lives)
     over_training = [[r.ops.get(op.name, 0) / r.decisions for r in reports] for op in Op]
-    both = [(over_training, "update", "in training")]
+    both = [(over_training, "update", "in training")] if reports else []
     if now:
         both.insert(0, (now, "decision of a life", f"in {len(lives)} lives of the exam"))
     with drawing(path, 9, 2.6) as figure:

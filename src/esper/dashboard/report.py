@@ -84,7 +84,8 @@ def draw(story: Story, folder: Path) -> list[Picture]:
             own, add("seeds", f"seeds-{number}", f"Seeds at the end of {len(own)} lives on {exam.task} ({exam.host}).")
         )
         caption = f"What the controller does when, on {exam.task} ({exam.host}): shares of all decisions, in percent."
-        draw_actions(story.reports, own, add("actions", f"actions-{number}", caption))
+        if story.reports or own:
+            draw_actions(story.reports, own, add("actions", f"actions-{number}", caption))
         for life in own[:EXAMPLES]:
             twin = next((t.epochs for t in story.lives_of(exam, "never") if t.host == life.host), ())
             caption = f"Host {life.host} on {exam.task} ({exam.host}), and its twin that never grew."
@@ -137,6 +138,8 @@ def _summary(story: Story) -> str:
     decisions = sum(r.decisions for r in story.reports)
     minutes = sum(sum(r.seconds.values()) for r in story.reports) / 60
     where = f"{story.environment.get('device', '')}, torch {story.environment.get('torch', '')}"
+    if not story.reports:
+        return f"Recipe {recipe}, on {where}."
     return f"Recipe {recipe}: {updates} updates, {decisions:,} decisions, {minutes:.1f} minutes of training on {where}."
 
 
