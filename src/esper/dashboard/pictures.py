@@ -4,7 +4,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from esper.dashboard.style import EARTH, GREEN, INK, QUIET, SLOT_COLORS, count_whole, drawing, quieten, spoken
+from esper.dashboard.style import (
+    EARTH,
+    GREEN,
+    INK,
+    QUIET,
+    SLOT_COLORS,
+    by_magnitude,
+    count_whole,
+    drawing,
+    name_points,
+    quieten,
+    spoken,
+)
 from esper.leyline.actions import Op
 from esper.leyline.reports import ExamReport, Life, UpdateReport
 
@@ -71,19 +83,19 @@ def draw_frontier(exam: ExamReport, path: Path) -> None:
     """Who is better at which size, and at which cost."""
     with drawing(path, 9, 3.4) as figure:
         axes = figure.subplots(1, 2, sharey=True)
+        scores = [sum(arm.scores) / len(arm.scores) for arm in exam.arms]
         for ax, (field, name) in zip(axes, {"params": "parameters", "flops": "FLOPs of a life"}.items(), strict=True):
-            for arm in exam.arms:
+            for arm, y in zip(exam.arms, scores, strict=True):
                 own = arm.name == exam.policy
-                x, y = getattr(arm, field), sum(arm.scores) / len(arm.scores)
-                ax.plot(x, y, "o", color=GREEN if own else QUIET, ms=9 if own else 6, zorder=3 if own else 2)
-                ax.annotate(
-                    arm.name, (x, y), xytext=(5, 3), textcoords="offset points", fontsize=7, color=INK if own else QUIET
-                )
-            ax.set_xscale("log")
+                ax.plot(getattr(arm, field), y, "o", color=GREEN if own else QUIET, ms=9 if own else 6, zorder=2 + own)
+            by_magnitude(ax, "{:,.0f}" if field == "params" else "{:.0e}")
             ax.set_xlabel(name)
-            ax.margins(x=0.2, y=0.12)
+            ax.margins(x=0.25, y=0.15)
             quieten(ax)
         axes[0].set_ylabel(f"{exam.data} score, mean")
+        figure.draw_without_rendering()  # only now it is known where points will be
+        for ax, field in zip(axes, ("params", "flops"), strict=True):
+            name_points(ax, [(arm.name, getattr(arm, field), y) for arm, y in zip(exam.arms, scores, strict=True)])
 
 
 def draw_profiles(exam: ExamReport, path: Path) -> None:
