@@ -16,7 +16,7 @@ from esper.recipes.exam import QUICK, ExamConfig, Room, hold_exam
 from esper.recipes.suite import HELD_OUT, SUITE, setting, settings
 from esper.simic.exam import Arm
 from esper.simic.play import play
-from esper.simic.search import compare
+from esper.simic.search import compare, random_plans
 from esper.tamiyo import Controller
 from esper.tamiyo.policies import FixedPlan, Heuristic, Learned, Never, Oversized, Planned, RandomLegal, SideBySide
 from esper.tolaria import Engine
@@ -287,3 +287,14 @@ def test_where_a_task_has_a_teacher_its_size_is_the_measure():
     assert never.regret == pytest.approx(right.j - never.j)
     bare = never.params
     assert right.j == pytest.approx(right.mean - 0.02 * math.log(report.right_size / bare), abs=1e-6)
+
+
+def test_plans_are_none_that_a_head_start_has_shown(monkeypatch):
+    asked, tried = smoke(), []
+    monkeypatch.setattr(
+        "esper.recipes.exam.tournament", lambda build, plans, *rest, **more: (tried.append(plans) or plans[:1], 0)
+    )
+    room = Room(asked, asked.fleets[0], replace(SMALL, plans=20))
+    room.plans()
+    shown = random_plans(room.example.setting, 20, asked.learn.rng_seed)
+    assert {str(plan) for plan in tried[0]}.isdisjoint(str(plan) for plan in shown)

@@ -138,3 +138,14 @@ def test_an_unknown_slot_is_named():
     env = make_env("mlp", 2, episode=4)
     with pytest.raises(EsperError, match="s9"):
         Schedule(slots=("s9",)).begin(env.setting, 2, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["heuristic", "schedule", "plateau", "gap", "gradient", "least gradient"])
+def test_rules_plant_nothing_that_has_no_time_left_to_pay(name):
+    rule = POLICIES[name]()
+    rule.wants = lambda view: torch.ones_like(view.signals.age, dtype=torch.bool)  # at every moment
+    watched = Watched(rule)
+    play(make_env("mlp", 4, episode=8), watched, rent=0.02)
+    planted = [(actions[:, Head.OP] == Op.GERMINATE).any().item() for actions in watched.actions]
+    assert any(planted[:4])
+    assert not any(planted[4:])
