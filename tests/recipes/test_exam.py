@@ -82,8 +82,8 @@ def test_whoever_sat_in_the_same_places_before_leaves_no_trace():
     after, alone = room.arm([wild, tame], 1e-2).sittings[1], room.arm([tame], 1e-2).sittings[0]
     room = Room(asked, asked.fleets[0], replace(SMALL, rates=(1.0,)))
     both = [wild, tame]
-    grown = room.static("static", both, Arm("both", room.arm(both, 1e-2).sittings, 5, 1e-2), 5).sittings[1]
-    afresh = room.static("static", [tame], Arm("one", [alone], 5, 1e-2), 5).sittings[0]
+    grown = room.static("static", Arm("both", room.arm(both, 1e-2).sittings, 5, 1e-2), [], 5).sittings[1]
+    afresh = room.static("static", Arm("one", [alone], 5, 1e-2), [], 5).sittings[0]
     assert (alone.outcome.growth > 0).any()
     for mine, theirs in ((after, alone), (grown, afresh)):
         assert all(torch.equal(a, b) for a, b in zip(mine.outcome, theirs.outcome, strict=True))
@@ -139,8 +139,8 @@ def test_what_was_grown_is_trained_again_at_a_rate_that_suits_it():
     _, right = room.grid
     policies = [Heuristic(), Never()]
     for lr in room.grid:
-        assert room.static("static", policies, room.arm(policies, lr), 5).lr == right
-    tried = room.static_tried(policies, right, 5)
+        assert room.static("static", room.arm(policies, lr), room.grown(policies, lr), 5).lr == right
+    tried = room.static_tried(room.grown(policies, right), 5)
     assert [len(rates) for rates in tried] == [2, 2]
     bare = room.tried([Never()], room.shared_by(2))
     assert tried[1] == pytest.approx(bare[0]), "who grew nothing is a bare host, on the same hosts"

@@ -8,6 +8,7 @@ import torch
 
 from esper.leyline.errors import EsperError
 from esper.leyline.reports import ExamReport, Life
+from esper.leyline.state import SlotState
 from esper.recipes.config import Band, FleetConfig, Recipe
 from esper.simic.exam import ORACLE, RIGHT_SIZE, Arm, Replay, Sitting, distinct, sit, verdicts
 from esper.simic.play import play
@@ -139,7 +140,7 @@ class Room:
         return Arm(name, sittings, episode or self.fleet.env.episode, lr, self.searched.get(name, 0))
 
     def sat(self, env: FleetEnv, policy: Policy) -> Sitting:
-        return sit(env, policy, self.rent, self.rng_seed, min(self.config.told, env.fleet.num_hosts))
+        return sit(env, policy, self.rent, self.rng_seed, min(self.config.told, self.config.hosts))
 
     def tuned(self, arms: Sequence[Sequence[Policy]], episode: int | None = None) -> list[float]:
         """The learning rate of each of some arms with as many trainings, chosen on hosts of its own by their mean
@@ -201,29 +202,32 @@ class Room:
         epochs = _as_long(never, cost)
         (lr,) = self.tuned([[Never()]], epochs)
         longer = self.arm([Never()], lr, epochs)._replace(name="longer")
-        static = self.static("static", policies, ours, ours.episode)
-        again = self.static("static, longer", policies, ours, _as_long(static, cost))
+        grown = self.grown(policies, ours.lr) if len(self.grid) > 1 else []
+        static = self.static("static", ours, grown, ours.episode)
+        again = self.static("static, longer", ours, grown, _as_long(static, cost))
         replay = Arm("replay", list(self.replayed(ours)), ours.episode, ours.lr, paired=False)
         taught = "teacher_width" in self.example.fleet.task.facts
         return [longer, static, again, replay, *([self.right_size()] if taught else [])]
 
-    def static(self, name: str, policies: Sequence[Policy], ours: Arm, episode: int) -> Arm:
-        """The topologies that were grown, from scratch, at a learning rate that suits such."""
-        lr = self.grid[0] if len(self.grid) == 1 else self.best_rate(self.static_tried(policies, ours.lr, episode))
+    def grown(self, policies: Sequence[Policy], lr: float) -> list[SlotState]:
+        """What policies grow on the hosts that learning rates are chosen on."""
+        env = self.env(self.shared_by(len(policies)), 1, Band.TUNE, [lr])
+        return [sit(FleetEnv(env.fleet, env.config), policy, self.rent, self.rng_seed).topology for policy in policies]
+
+    def static(self, name: str, ours: Arm, grown: Sequence[SlotState], episode: int) -> Arm:
+        """The topologies of the policy from scratch, at the learning rate that suits what it has `grown` elsewhere."""
+        lr = self.best_rate(self.static_tried(grown, episode)) if grown else self.grid[0]
         env = self.paper(lr, episode)
         sittings = [
             self.sat(Grown(env.fleet, sitting.topology, env.config, env.test), Never()) for sitting in ours.sittings
         ]
         return Arm(name, sittings, episode, lr)
 
-    def static_tried(self, policies: Sequence[Policy], lr: float, episode: int) -> list[list[float]]:
-        """As `tried`, of what the policies grow at their learning rate on the hosts that rates are chosen on."""
-        hosts = self.shared_by(len(policies))
-        env = self.env(hosts, 1, Band.TUNE, [lr])
-        grown = [self.sat(FleetEnv(env.fleet, env.config), policy).topology for policy in policies]
+    def static_tried(self, grown: Sequence[SlotState], episode: int) -> list[list[float]]:
+        """As `tried`, of topologies from scratch."""
         found = []
         for rate in self.grid:
-            env = self.env(hosts, 1, Band.TUNE, [rate], episode=episode)
+            env = self.env(self.shared_by(len(grown)), 1, Band.TUNE, [rate], episode=episode)
             again = (play(Grown(env.fleet, slots, env.config), Never(), self.rent) for slots in grown)
             found.append([outcome.objective.mean().item() for outcome in again])
         return [list(by_rate) for by_rate in zip(*found, strict=True)]
