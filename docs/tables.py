@@ -129,7 +129,8 @@ def against(arm: ArmReport) -> str:
 def difference(found: Interval | None, strong: str = "") -> str:
     if found is None:
         return ""
-    return f"{strong}{found.mean:+.3f}{strong} ({found.low:+.3f} to {found.high:+.3f})".replace("-", "−")
+    mean, rest = str(found).replace("-", "−").split(" ", 1)
+    return f"{strong}{mean}{strong} {rest}"
 
 
 def place(exam: ExamReport) -> str:

@@ -238,7 +238,7 @@ def exam_table(exam: ExamReport, narrow: bool = False) -> Table:
     for name in (*numbers, f"{exam.policy} is better by", "P(better)"):
         table.add_column(name, justify="right", no_wrap=True)
     for arm in exam.arms:
-        vs = "" if arm.vs is None else f"{arm.vs.mean:+.3f} ({arm.vs.low:+.3f} to {arm.vs.high:+.3f})"
+        vs = "" if arm.vs is None else str(arm.vs)
         color = {"better": "green", "worse": "red", "level": ""}[arm.verdict]
         costs = () if narrow else (f"{arm.params:,.0f}", f"{arm.flops:.1e}", f"{arm.seconds:.1f} s")
         numbers = (f"{arm.mean:.3f}", f"{arm.iqm:.3f}", f"{arm.growth:.2f}", *costs, f"{arm.j:.3f}")

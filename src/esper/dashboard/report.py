@@ -19,7 +19,7 @@ from esper.dashboard.pictures import (
     draw_profiles,
 )
 from esper.dashboard.style import spoken
-from esper.leyline.reports import Anomaly, ArmReport, ExamReport, Interval, Life, UpdateReport
+from esper.leyline.reports import Anomaly, ArmReport, ExamReport, Life, UpdateReport
 
 EXAMPLES = 3
 """Hosts whose lives are drawn."""
@@ -186,12 +186,8 @@ def _row(arm: ArmReport) -> str:
     if arm.vs is None:
         return f'<tr class="own"><td>{escape(arm.name)}</td>{cells}{"<td></td>" * 4}</tr>'
     color = {"better": "win", "worse": "loss", "level": ""}[arm.verdict]
-    likely = f"<td>{arm.improvement:.2f}</td><td>{arm.chance:.3f}</td><td>{_difference(arm.vs_score)}</td>"
-    return f'<tr><td>{escape(arm.name)}</td>{cells}<td class="{color}">{_difference(arm.vs)}</td>{likely}</tr>'
-
-
-def _difference(found: Interval | None) -> str:
-    return "" if found is None else f"{found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
+    likely = f"<td>{arm.improvement:.2f}</td><td>{arm.chance:.3f}</td><td>{arm.vs_score or ''}</td>"
+    return f'<tr><td>{escape(arm.name)}</td>{cells}<td class="{color}">{arm.vs}</td>{likely}</tr>'
 
 
 def _anomalies(reports: Sequence[UpdateReport]) -> str:

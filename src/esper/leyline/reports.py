@@ -153,6 +153,9 @@ class Interval:
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
+
 
 @dataclass(frozen=True)
 class ArmReport:

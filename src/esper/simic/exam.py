@@ -96,8 +96,8 @@ def verdicts(
     chances = holm({arm.name: chance(j, found[arm.name], rng_seed, arm.paired) for arm in others})
 
     def report(arm: Arm) -> ArmReport:
-        metric, theirs = arm.values("metric"), arm.values("objective")
-        growth, own = float(arm.values("growth").mean()), arm is ours
+        metric, own = arm.values("metric"), arm is ours
+        theirs, growth = j if own else found[arm.name], float(arm.values("growth").mean())
         difference = paired if arm.paired else unpaired
         return ArmReport(
             name=arm.name,
