@@ -176,6 +176,16 @@ def test_an_exam_may_be_held_on_data_of_ones_own(run, tmp_path, capsys):
     assert "there is nothing at" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [("1KB", "hosts would fit"), ("0", "memory_budget must be positive"), ("lots", "must be a size such as 2GB")],
+)
+def test_an_exam_keeps_within_its_memory(budget, message, run, capsys):
+    with pytest.raises(SystemExit):
+        main(["exam", str(run), "--quick", "--hosts", "2", "--memory-budget", budget])
+    assert message in capsys.readouterr().err
+
+
 def test_without_a_run_the_controller_that_comes_along_is_examined(run, monkeypatch, capsys):
     """It lies in a run's folder of its own, which an exam leaves alone."""
     monkeypatch.setattr("esper.cli.look.SHIPPED", run)

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import OmitArgPrefixes
 
+from esper.cli.sizes import Size, size_in_bytes
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.plain import finite
 from esper.leyline.reports import ExamReport
@@ -64,6 +65,8 @@ class Exam:
     on validation data, so that one may look as often as one likes."""
     device: str | None = None
     """Where; if not given as the recipe says, and with Esper's own controller on the CPU."""
+    memory_budget: Size = None
+    """Memory that a fleet may use, such as 20GB: batches are split until they fit. If not given, a third of a GPU's."""
     out: Path | None = None
     """A folder of its own for this exam; if not given, the first run's. Controllers in files have no other."""
     json: bool = False
@@ -118,9 +121,13 @@ class Exam:
         if not folders and not fleets:
             raise EsperError("a controller in a file is examined in settings: add --tasks, --images or --text")
         found = Recipe.revived(folders[0].config()) if folders else Recipe(name="exam", fleets=tuple(fleets))
-        if self.device is None:
-            return found if self.runs else replace(found, engine=Engine())
-        return replace(found, engine=Engine.on(self.device))
+        if self.device is not None:
+            found = replace(found, engine=Engine.on(self.device))
+        elif not self.runs:
+            found = replace(found, engine=Engine())
+        if self.memory_budget is not None:
+            found = replace(found, engine=replace(found.engine, memory_budget=size_in_bytes(self.memory_budget)))
+        return found
 
 
 def different(files: Sequence[Path]) -> None:

@@ -25,7 +25,7 @@ from esper.tamiyo.policies import (
     RandomLegal,
     Schedule,
 )
-from esper.tolaria import FleetEnv
+from esper.tolaria import Engine, FleetEnv
 from esper.tolaria.grown import Grown
 
 SIMPLE: tuple[type[Policy], ...] = (Never, RandomLegal, Heuristic)
@@ -78,8 +78,17 @@ def hold_exam(
 ) -> tuple[list[ExamReport], list[Life]]:
     """All trainings of one policy against its rivals and guests, under the recipe's final rent: on other fleets, or on
     those that it was trained on."""
+    recipe = replace(recipe, engine=within_memory(recipe.engine))
     held = [Room(recipe, fleet, config).hold(policies, guests) for fleet in fleets or recipe.fleets]
     return [report for report, _ in held], [life for _, lives in held for life in lives]
+
+
+def within_memory(engine: Engine) -> Engine:
+    """An engine whose fleets leave room on a GPU for the last one's, and for programs that are recorded."""
+    device = engine.place()
+    if device.type != "cuda" or engine.memory_budget is not None:
+        return engine
+    return replace(engine, memory_budget=torch.cuda.get_device_properties(device).total_memory // 3)
 
 
 class Room:
