@@ -1,0 +1,81 @@
+"""What would pay, and what do controllers plant? For every slot and blueprint of a setting: how large the seed is (in
+hosts), how far a host with this one seed from the beginning ends above one that never grows, in score and in J, and how
+often it is planted in a life of the trainings in benchmark/general. On hosts for trying things out, validation data.
+
+python benchmark/what_pays.py digits-6 [--images cifar10.npz --text tale.txt] [--device cuda]
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+from torch import Tensor
+
+from esper.leyline.actions import Head, Op
+from esper.recipes.config import Band, FleetConfig
+from esper.recipes.exam import within_memory
+from esper.recipes.suite import images, settings, text
+from esper.simic.search import compare, single_plans
+from esper.tamiyo.files import load_controller
+from esper.tamiyo.policies import Heuristic, Learned, Never
+from esper.tolaria import Engine
+
+RENT = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Settings of the suite, as `esper exam --tasks` takes them."""
+    images: Path | None = None
+    text: Path | None = None
+    hosts: int = 8
+    device: str = "cpu"
+
+    def run(self) -> None:
+        own = [build(path) for build, path in ((images, self.images), (text, self.text)) if path]
+        for fleet in (*(fleet for name in self.names for fleet in settings(name)), *own):
+            self.ask(fleet)
+
+    def ask(self, fleet: FleetConfig) -> None:
+        engine = within_memory(Engine.on(self.device))
+        example = fleet.build_group(engine, 1, 1, Band.DEVELOPMENT).setting
+        files = sorted((Path(__file__).parent / "general").glob("*/controller.safetensors"))
+        learned = [Learned(load_controller(path).to(engine.place())) for path in files]
+        plans = single_plans(example, (0,))
+        policies = [Never(), Heuristic(), *plans, *learned]
+        planted: Counter[tuple[int, int]] = Counter()
+
+        def witness(actions: Tensor, step: object) -> None:
+            ours = actions.view(-1, len(policies), actions.shape[1])[:, -len(learned) :].flatten(0, 1)
+            births = ours[ours[:, Head.OP] == Op.GERMINATE][:, [Head.SLOT, Head.BLUEPRINT]]
+            planted.update((slot, blueprint) for slot, blueprint in births.tolist())
+
+        env = fleet.build_group(engine, self.hosts, len(policies), Band.DEVELOPMENT)
+        found = compare(env, policies, RENT, witness=witness)
+        never, name = found[0], example.space
+        print(f"\n{fleet.task}, {fleet.host} {fleet.widths}, {example.parameters:,} parameters, {self.hosts} hosts")
+        print("policy        score       J  growth")
+        ours = [torch.stack(x).mean(0) for x in zip(*found[-len(learned) :], strict=True)]
+        for who, outcome in (("never", never), ("heuristic", found[1]), ("learned", type(never)(*ours))):
+            print(
+                f"{who:<10}" + "".join(f"{x.mean():8.3f}" for x in (outcome.score, outcome.objective, outcome.growth))
+            )
+        print("slot  blueprint          size  score above never        J  (s.e.)  planted in a life")
+        lives = self.hosts * len(learned)
+        for plan, outcome in zip(plans, found[2:], strict=False):
+            seed = plan.plan[0].action
+            at = name.slots.index(seed["slot"]), name.blueprints.index(seed["blueprint"])
+            score, j = outcome.score - never.score, outcome.objective - never.objective
+            print(
+                f"{seed['slot']:<6}{seed['blueprint']:<15}{example.seed_parameters[at]:8.2f}{score.mean():+19.3f}"
+                f"{j.mean():+9.3f}   {j.std() / len(j) ** 0.5:.3f}{planted[at] / lives:15.2f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    tyro.cli(Question).run()
