@@ -104,7 +104,9 @@ def test_an_exam_names_every_arm_and_its_difference(run, tmp_path, capsys):
     plan = tmp_path / "mine.json"
     plan.write_text('[{"decision": 0, "op": "GERMINATE", "slot": "s0", "blueprint": "mlp"}]')
     main(["exam", str(run), "--hosts", "3", "--json", "--quick", "--plan", str(plan)])
-    exam = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    exam = json.loads(said.out)
+    assert "heuristic on the hosts that count" in " ".join(said.err.split()), "whoever waits hears what for"
     assert exam.keys() >= {"task", "metric", "arms"}
     assert exam["hosts"] == 3
     assert exam["decisions"] == 8

@@ -86,7 +86,8 @@ class Exam:
         policies = [Learned(load_controller(path).to(asked.engine.place())) for path in files]
         config = replace(QUICK, hosts=min(self.exam.hosts, QUICK.hosts)) if self.quick else self.exam
         place = self.place(folders, asked)
-        exams, lives = hold_exam(asked, policies, config, [read_plan(path) for path in self.plan], fleets)
+        guests, tell = [read_plan(path) for path in self.plan], Console(stderr=True, log_path=False).log
+        exams, lives = hold_exam(asked, policies, config, guests, fleets, tell)
         exams = with_cost(exams, folders)
         if place and (config.final or not any(exam.final for exam in place.exams())):
             place.write_exam(exams, lives)

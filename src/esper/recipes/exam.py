@@ -1,7 +1,7 @@
 """A recipe's exam: its controllers against everything simple, each at its best learning rate, on fresh hosts."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,7 +10,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.reports import ExamReport, Life
 from esper.leyline.state import SlotState
 from esper.recipes.config import Band, FleetConfig, Recipe
-from esper.simic.exam import ORACLE, RIGHT_SIZE, Arm, Replay, Sitting, distinct, sit, verdicts
+from esper.simic.exam import ORACLE, RIGHT_SIZE, Arm, Replay, Sitting, described, distinct, sit, verdicts
 from esper.simic.play import play
 from esper.simic.search import compare, pair_plans, random_plans, single_plans, tournament
 from esper.tamiyo.policies import (
@@ -32,6 +32,8 @@ SIMPLE: tuple[type[Policy], ...] = (Never, RandomLegal, Heuristic)
 SEARCHED = ("best plan", ORACLE)
 AROUND = (0.5, 1.0, 2.0)
 """Learning rates at which plans are chosen, as multiples of the recipe's."""
+Tell = Callable[[str], object]
+"""Hears what is going on, for whoever waits."""
 DERIVED = ("longer", "static", "static, longer", "replay", RIGHT_SIZE)
 
 
@@ -75,11 +77,12 @@ def hold_exam(
     config: ExamConfig = QUICK,
     guests: Sequence[Policy] = (),
     fleets: Sequence[FleetConfig] = (),
+    tell: Tell = lambda said: None,
 ) -> tuple[list[ExamReport], list[Life]]:
     """All trainings of one policy against its rivals and guests, under the recipe's final rent: on other fleets, or on
     those that it was trained on."""
     recipe = replace(recipe, engine=within_memory(recipe.engine))
-    held = [Room(recipe, fleet, config).hold(policies, guests) for fleet in fleets or recipe.fleets]
+    held = [Room(recipe, fleet, config, tell).hold(policies, guests) for fleet in fleets or recipe.fleets]
     return [report for report, _ in held], [life for _, lives in held for life in lives]
 
 
@@ -94,7 +97,7 @@ def within_memory(engine: Engine) -> Engine:
 class Room:
     """One fleet's exam."""
 
-    def __init__(self, recipe: Recipe, fleet: FleetConfig, config: ExamConfig) -> None:
+    def __init__(self, recipe: Recipe, fleet: FleetConfig, config: ExamConfig, tell: Tell = lambda said: None) -> None:
         self.recipe, self.fleet, self.config = recipe, fleet, config
         self.rent, self.rng_seed = recipe.learn.rent.end, recipe.learn.rng_seed
         new = {
@@ -107,6 +110,8 @@ class Room:
         self.searched: dict[str, int] = {}
         """Lives that went into choosing an arm."""
         self.example = self.env(1, 1, Band.PLANS, [fleet.train.lr])
+        where = f"{self.example.fleet.task.name}, {described(self.example.fleet)}"
+        self.tell: Tell = lambda said: tell(f"{where}: {said}")
         self.room = 2048 if self.example.fleet.device.type == "cuda" else 512
         """Hosts at once, where many policies are tried."""
 
@@ -145,6 +150,7 @@ class Room:
     def arm(self, policies: Sequence[Policy], lr: float, episode: int | None = None) -> Arm:
         """All trainings of one policy, one after the other in the places of one fleet."""
         name, env = policies[0].name, self.paper(lr, episode)
+        self.tell(f"{name} on the hosts that count")
         sittings = [self.sat(FleetEnv(env.fleet, env.config, env.test), policy) for policy in policies]
         return Arm(name, sittings, episode or self.fleet.env.episode, lr, self.searched.get(name, 0))
 
@@ -157,6 +163,7 @@ class Room:
         if len(self.grid) == 1:
             return self.grid * len(arms)
         every, each = [policy for arm in arms for policy in arm], len(arms[0])
+        self.tell(f"learning rates of {', '.join(dict.fromkeys(policy.name for policy in every))}")
         found = self.tried(every, self.shared_by(each), episode)
         return [self.best_rate(found[i : i + each]) for i in range(0, len(every), each)]
 
@@ -196,6 +203,7 @@ class Room:
 
     def best(self, name: str, plans: Sequence[FixedPlan]) -> Policy:
         """The best of them on hosts of their own, which learn at different rates."""
+        self.tell(f"{name}, chosen among {len(plans)}")
         around = replace(self.fleet, rates=AROUND, hosts=len(AROUND) * self.fleet.env.group)
 
         def build(hosts: int, group: int, round: int) -> FleetEnv:
@@ -209,6 +217,7 @@ class Room:
         scratch, and their growth on other hosts. And, where a task has a teacher, hosts of its shape."""
         cost = float(ours.values("flops").mean())
         epochs = _as_long(never, cost)
+        self.tell(f"longer, {epochs} epochs")
         (lr,) = self.tuned([[Never()]], epochs)
         longer = self.arm([Never()], lr, epochs)._replace(name="longer")
         grown = self.grown(policies, ours.lr) if len(self.grid) > 1 else []
@@ -225,6 +234,7 @@ class Room:
 
     def static(self, name: str, ours: Arm, grown: Sequence[SlotState], episode: int) -> Arm:
         """The topologies of the policy from scratch, at the learning rate that suits what it has `grown` elsewhere."""
+        self.tell(f"{name}, {episode} epochs")
         lr = self.best_rate(self.static_tried(grown, episode)) if grown else self.grid[0]
         env = self.paper(lr, episode)
         sittings = [
@@ -243,6 +253,7 @@ class Room:
 
     def replayed(self, ours: Arm) -> Iterator[Sitting]:
         """What was done, on other hosts for every training."""
+        self.tell("replay")
         env = self.env(self.config.hosts, 1, Band.OTHERS, [ours.lr], test=True)
         for i, sitting in enumerate(ours.sittings):
             others = replace(env.config, rng_seed=env.config.rng_seed + i)
