@@ -19,7 +19,7 @@ from esper.simic.play import play
 from esper.simic.search import compare, random_plans
 from esper.tamiyo import Controller
 from esper.tamiyo.policies import FixedPlan, Heuristic, Learned, Never, Oversized, Planned, RandomLegal, SideBySide
-from esper.tolaria import Engine
+from esper.tolaria import Engine, FleetEnv
 
 SMALL = ExamConfig(hosts=3, rates=(0.1, 1.0, 2.0), tuned_on=2, plans=3, told=1)
 
@@ -142,7 +142,7 @@ def test_what_was_grown_is_trained_again_at_a_rate_that_suits_it():
         assert room.static("static", room.arm(policies, lr), room.grown(policies, lr), 5).lr == right
     tried = room.static_tried(room.grown(policies, right), 5)
     assert [len(rates) for rates in tried] == [2, 2]
-    bare = room.tried([Never()], room.shared_by(2))
+    bare = room.tried([Never()], room.shared_by(2), training=1)
     assert tried[1] == pytest.approx(bare[0]), "who grew nothing is a bare host, on the same hosts"
 
 
@@ -155,13 +155,35 @@ def test_the_learning_rate_is_the_one_that_does_best():
 
 def test_all_trainings_of_an_arm_have_a_say_in_its_learning_rate():
     room = Room(smoke(), smoke().fleets[0], replace(SMALL, rates=(0.5, 1.0, 2.0)))
-    found = [[0.5, 0.6, 0.4], [0.9, 0.5, 0.1], [0.1, 0.2, 0.3], [0.1, 0.4, 0.4]]
-    room.tried = lambda policies, hosts, episode=None: asked_for.append(hosts) or found[: len(policies)]
+    found = [[[0.5, 0.6, 0.4], [0.1, 0.2, 0.3], [0.3, 0.2, 0.1]], [[0.9, 0.5, 0.1], [0.1, 0.4, 0.4], [0.1, 0.2, 0.3]]]
+
+    def tried(policies, hosts, episode, training):
+        asked_for.append((hosts, training))
+        return found[training][: len(policies)]
+
+    room.tried, asked_for = tried, []
     low, middle, high = room.grid
-    asked_for = []
-    assert room.tuned([[Never()], [Never()], [Never()]]) == [middle, low, high]
+    assert room.tuned([[Never()], [Never()], [Never()]]) == [middle, high, low]
     assert room.tuned([[Never(), Never()], [Never(), Never()]]) == [low, high]
-    assert asked_for == [SMALL.tuned_on, SMALL.tuned_on / 2], "so many lives for each rate of each arm"
+    half = SMALL.tuned_on / 2
+    assert asked_for == [(SMALL.tuned_on, 0), (half, 0), (half, 1)], "so many lives for each rate of each arm"
+
+
+def test_every_training_tries_learning_rates_on_hosts_of_its_own(monkeypatch):
+    """And what it grew is tried again on the same ones: five trainings on the same few hosts would know only those."""
+    room, met, reset = Room(smoke(), smoke().fleets[0], replace(SMALL, tuned_on=6)), [], FleetEnv.reset
+    monkeypatch.setattr(FleetEnv, "reset", lambda env: (reset(env), met.append({*env.fleet.rng_seeds.tolist()}))[0])
+    trainings = [Heuristic(), Oversized(), Never()]
+    room.tuned([trainings])
+    tuned = met.copy()
+    assert [len(hosts) for hosts in tuned] == [2, 2, 2]
+    assert len(set.union(*tuned)) == 6
+    met.clear()
+    grown = room.grown(trainings, room.grid[0])
+    assert met == tuned
+    met.clear()
+    room.static_tried(grown, 5)
+    assert met == tuned * len(room.grid)
 
 
 def test_no_more_hosts_at_once_than_there_is_room_for():

@@ -25,7 +25,7 @@ from esper.tamiyo.policies import (
     RandomLegal,
     Schedule,
 )
-from esper.tolaria import Engine, FleetEnv
+from esper.tolaria import Engine, EnvConfig, FleetEnv
 from esper.tolaria.grown import Grown
 
 SIMPLE: tuple[type[Policy], ...] = (Never, RandomLegal, Heuristic)
@@ -46,7 +46,8 @@ class ExamConfig:
     rates: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
     """Learning rates that every policy may choose from, as multiples of the recipe's."""
     tuned_on: int = 24
-    """Lives that each learning rate of an arm is tried in: those of all of its trainings together."""
+    """Lives that each learning rate of an arm is tried in: those of all of its trainings together, each on hosts of its
+    own."""
     plans: int = 50
     """Plans written by chance of which the best takes part, and pairs in the grid that an oracle chooses from; 0 for
     neither."""
@@ -162,27 +163,29 @@ class Room:
         validation J."""
         if len(self.grid) == 1:
             return self.grid * len(arms)
-        every, each = [policy for arm in arms for policy in arm], len(arms[0])
-        self.tell(f"learning rates of {', '.join(dict.fromkeys(policy.name for policy in every))}")
-        found = self.tried(every, self.shared_by(each), episode)
-        return [self.best_rate(found[i : i + each]) for i in range(0, len(every), each)]
+        self.tell(f"learning rates of {', '.join(arm[0].name for arm in arms)}")
+        hosts = self.shared_by(len(arms[0]))
+        found = [self.tried(nth, hosts, episode, n) for n, nth in enumerate(zip(*arms, strict=True))]
+        return [self.best_rate(by_training) for by_training in zip(*found, strict=True)]
 
     def best_rate(self, tried: Sequence[Sequence[float]]) -> float:
         """Of the grid, by the mean J at each of its rates, over trainings."""
         return self.grid[int(torch.tensor(tried).mean(0).argmax())]
 
-    def tried(self, policies: Sequence[Policy], hosts: int, episode: int | None = None) -> list[list[float]]:
-        """The mean validation J of each policy at each learning rate of the grid."""
+    def tried(
+        self, policies: Sequence[Policy], hosts: int, episode: int | None = None, training: int = 0
+    ) -> list[list[float]]:
+        """The mean validation J of each policy at each learning rate of the grid, on hosts for the n-th trainings."""
         at_once, found = max(self.room // (hosts * len(self.grid)), 1), []
         for start in range(0, len(policies), at_once):
             each = [policy for policy in policies[start : start + at_once] for _ in self.grid]
             rates = self.grid * (len(each) // len(self.grid))
-            env = self.env(hosts, len(each), Band.TUNE, rates, episode=episode)
+            env = self.env(hosts, len(each), Band.TUNE + training, rates, episode=episode)
             found += [outcome.objective.mean().item() for outcome in compare(env, each, self.rent, self.rng_seed)]
         return [found[i : i + len(self.grid)] for i in range(0, len(found), len(self.grid))]
 
     def shared_by(self, trainings: int) -> int:
-        """Hosts that learning rates are chosen on: the more trainings of an arm live on each, the fewer."""
+        """Hosts that each of an arm's trainings tries a learning rate on: all of them together have as many."""
         return -(-self.config.tuned_on // trainings)
 
     def rules(self) -> list[Policy]:
@@ -230,7 +233,10 @@ class Room:
     def grown(self, policies: Sequence[Policy], lr: float) -> list[SlotState]:
         """What policies grow on the hosts that learning rates are chosen on."""
         env = self.env(self.shared_by(len(policies)), 1, Band.TUNE, [lr])
-        return [sit(FleetEnv(env.fleet, env.config), policy, self.rent, self.rng_seed).topology for policy in policies]
+        homes = (FleetEnv(env.fleet, _of_training(env, n)) for n in range(len(policies)))
+        return [
+            sit(home, policy, self.rent, self.rng_seed).topology for home, policy in zip(homes, policies, strict=True)
+        ]
 
     def static(self, name: str, ours: Arm, grown: Sequence[SlotState], episode: int) -> Arm:
         """The topologies of the policy from scratch, at the learning rate that suits what it has `grown` elsewhere."""
@@ -247,7 +253,8 @@ class Room:
         found = []
         for rate in self.grid:
             env = self.env(self.shared_by(len(grown)), 1, Band.TUNE, [rate], episode=episode)
-            again = (play(Grown(env.fleet, slots, env.config), Never(), self.rent) for slots in grown)
+            homes = (Grown(env.fleet, slots, _of_training(env, n)) for n, slots in enumerate(grown))
+            again = (play(home, Never(), self.rent) for home in homes)
             found.append([outcome.objective.mean().item() for outcome in again])
         return [list(by_rate) for by_rate in zip(*found, strict=True)]
 
@@ -255,9 +262,8 @@ class Room:
         """What was done, on other hosts for every training."""
         self.tell("replay")
         env = self.env(self.config.hosts, 1, Band.OTHERS, [ours.lr], test=True)
-        for i, sitting in enumerate(ours.sittings):
-            others = replace(env.config, rng_seed=env.config.rng_seed + i)
-            yield self.sat(FleetEnv(env.fleet, others, env.test), Replay(sitting.actions))
+        for n, sitting in enumerate(ours.sittings):
+            yield self.sat(FleetEnv(env.fleet, _of_training(env, n), env.test), Replay(sitting.actions))
 
     def right_size(self) -> Arm:
         """Hosts of the teacher's shape, which pay rent for what they have beyond the bare host."""
@@ -273,6 +279,11 @@ class Room:
             objective=was.objective - self.rent * math.log1p(growth), growth=torch.full_like(was.growth, growth)
         )
         return arm._replace(name=RIGHT_SIZE, sittings=[sitting._replace(outcome=now)], paired=False)
+
+
+def _of_training(env: FleetEnv, n: int) -> EnvConfig:
+    """The same, with hosts that only the n-th training meets."""
+    return replace(env.config, rng_seed=env.config.rng_seed + n)
 
 
 def _as_long(arm: Arm, cost: float) -> int:
