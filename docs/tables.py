@@ -137,11 +137,6 @@ def place(exam: ExamReport) -> str:
     return f"{exam.task}, {exam.host}" + (f" (unseen {exam.unseen})" if exam.unseen else "")
 
 
-def oracle(exam: ExamReport) -> str:
-    gain = exam.of_oracle
-    return f"{gain.mean:.0%} ({gain.low:.0%} to {gain.high:.0%}) of the grid oracle's gain over never. " if gain else ""
-
-
 def exams() -> str:
     """The exams of the controller that comes along: its J, and by how much it is above the others."""
 
@@ -177,9 +172,7 @@ def all_arms() -> str:
             )
             for arm in exam.arms
         )
-        parts.append(
-            f"**{place(exam)}**. {oracle(exam)}{exam.cost} {exam.caution}".strip() + f"\n\n{rows(names, body)}"
-        )
+        parts.append(f"**{place(exam)}**. {exam.about}\n\n{rows(names, body)}")
     return "\n".join(parts)
 
 

@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from esper.cli import main
+from esper.cli.look import Exam
 from esper.cli.sizes import size_in_bytes
 from esper.leyline.errors import EsperError
+from esper.recipes.exam import ExamConfig, Room
 from esper.tamiyo import Controller, load_controller
 from esper.tamiyo.files import save_controller
+from esper.telemetry import RunFolder
 from telemetry_toys import SMALL
 
 
@@ -131,11 +134,53 @@ def test_a_final_exam_is_never_forgotten(run, tmp_path, capsys):
     assert not (run / "exams.jsonl").exists()
     held = [json.loads(line) for line in (out / "exams.jsonl").read_text().splitlines()]
     assert [len(line["runs"]) for line in held] == [2], "every final exam, and of whom"
+    assert "on cpu: esper exam" in held[0]["exam"]["held"]
+    assert held[0]["exam"]["held"].endswith(f"--out {out}"), "and how it can be held again"
     before = (out / "exam.json").read_bytes()
     main(["exam", str(run), "--hosts", "2", "--quick", "--out", str(out)])
     assert (out / "exam.json").read_bytes() == before, "a quick exam does not take the place of a final one"
     main([*final, "--out", str(out)])
     assert len((out / "exams.jsonl").read_text().splitlines()) == 2
+
+
+def test_an_exam_is_kept_when_it_has_ended_whatever_comes_after(run, tmp_path, monkeypatch, capsys):
+    hold = Room.hold
+
+    def fall(room, *policies):
+        if room.fleet.task == "planted":
+            raise EsperError("the power fails")
+        return hold(room, *policies)
+
+    monkeypatch.setattr(Room, "hold", fall)
+    final = ["--hosts", "2", "--plans", "0", "--rates", "1.0", "--no-thorough", "--out", str(tmp_path / "held")]
+    with pytest.raises(SystemExit):
+        main(["exam", str(run), "--tasks", "spirals", "planted", *final])
+    assert "the power fails" in capsys.readouterr().err
+    assert [exam.task for exam in RunFolder.open(tmp_path / "held").exams()] == ["spirals"]
+    assert len((tmp_path / "held" / "exams.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_plan_that_fits_no_host_is_refused_before_anything_is_played(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Room, "hold", lambda *_: pytest.fail("an exam has begun"))
+    plan = tmp_path / "mine.json"
+    plan.write_text('[{"decision": 0, "op": "GERMINATE", "slot": "nosuch", "blueprint": "mlp"}]')
+    with pytest.raises(SystemExit):
+        main(["exam", str(run), "--plan", str(plan)])
+    assert "nosuch" in capsys.readouterr().err
+
+
+def test_a_final_exam_that_is_kept_nowhere_says_so(run, capsys):
+    file = str(run / "controller.safetensors")
+    final = ["--hosts", "2", "--plans", "0", "--rates", "1.0", "--no-thorough"]
+    main(["exam", file, "--tasks", "planted", *final])
+    said = capsys.readouterr()
+    assert "add --out next time" in " ".join(said.err.split())
+    assert "The teacher has 216 parameters; learned ends with" in " ".join(said.out.split())
+
+
+def test_the_more_settings_the_coarser_a_quick_exam():
+    assert [Exam(quick=True).quickly(settings).hosts for settings in (1, 4, 7, 14, 30)] == [16, 16, 9, 4, 4]
+    assert Exam(exam=ExamConfig(hosts=3)).quickly(1).hosts == 3
 
 
 def test_a_training_that_is_named_twice_is_refused(run, tmp_path, capsys):

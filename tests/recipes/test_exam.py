@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from esper.cli.look import show_exam
+from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.recipes import recipe
 from esper.recipes.config import Band
@@ -123,6 +124,24 @@ def test_a_search_says_what_it_took(held):
     assert arms["best plan"].searched == 3 * 3
     assert arms["grid oracle"].searched > 3 * 3
     assert arms["heuristic"].searched == 0
+    assert "GERMINATE s" in arms["grid oracle"].plan
+    assert (
+        f"grid oracle was chosen in {arms['grid oracle'].searched} lives: {arms['grid oracle'].plan}." in report.about
+    )
+
+
+def test_no_rule_is_never_under_another_name():
+    """On most hosts of a setting that exams are held in, every rule plants something."""
+    room = Room(smoke(), setting("planted"), SMALL)
+    _, *rules = room.rules()
+    planted = torch.zeros(6 * len(rules), dtype=torch.bool)
+
+    def witness(actions, step):
+        planted.logical_or_(actions[:, Head.OP] == Op.GERMINATE)
+
+    compare(room.env(6, len(rules), Band.DEVELOPMENT, [0.02] * len(rules)), rules, 0.02, witness=witness)
+    on_hosts = dict(zip([rule.name for rule in rules], planted.view(6, -1).sum(0).tolist(), strict=True))
+    assert {name for name, hosts in on_hosts.items() if hosts <= 3} == set()
 
 
 def test_everyone_has_a_learning_rate_of_the_same_grid(held):

@@ -88,4 +88,5 @@ def parse(arguments: Sequence[str]) -> AnyCommand:
     if "train" in arguments[:1]:
         known, rest = tyro.cli(Command, args=list(arguments), return_unknown_args=True, **options)  # pyright: ignore
         return replace(known, changes=tuple(rest))
-    return tyro.cli(Command, args=list(arguments), **options)  # pyright: ignore[reportCallIssue]
+    found = tyro.cli(Command, args=list(arguments), **options)  # pyright: ignore[reportCallIssue]
+    return replace(found, given=tuple(arguments)) if isinstance(found, Exam) else found

@@ -2,6 +2,7 @@
 
 import hashlib
 import json as json_module
+import shlex
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import tyro
@@ -25,7 +26,7 @@ from esper.leyline.errors import EsperError, FileError
 from esper.leyline.plain import finite
 from esper.leyline.reports import ExamReport
 from esper.recipes import FleetConfig, Recipe
-from esper.recipes.exam import QUICK, ExamConfig, hold_exam
+from esper.recipes.exam import QUICK, ExamConfig, held_one_by_one
 from esper.recipes.suite import HELD_OUT, images, settings, text
 from esper.tamiyo.files import SHIPPED, load_controller
 from esper.tamiyo.policies import FixedPlan, Learned, Planned
@@ -33,7 +34,7 @@ from esper.telemetry import Board, RunFolder
 from esper.telemetry.folder import CONTROLLER, environment
 from esper.tolaria import Engine
 
-WIDE = 128
+WIDE = 136
 """Columns of a terminal in which an exam's costs have room."""
 COSTS = ("parameters", "FLOPs", "time")
 RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -71,6 +72,8 @@ class Exam:
     """A folder of its own for this exam; if not given, the first run's. Controllers in files have no other."""
     json: bool = False
     """Print one JSON object for every task."""
+    given: tyro.conf.Suppress[tuple[str, ...]] = ()
+    """All of this, as it was written."""
 
     def run(self) -> None:
         fleets, runs = self.settings(), self.runs or (SHIPPED,)
@@ -84,24 +87,41 @@ class Exam:
         files = [path if path.is_file() else path / CONTROLLER for path in runs]
         different(files)
         policies = [Learned(load_controller(path).to(asked.engine.place())) for path in files]
-        config = replace(QUICK, hosts=min(self.exam.hosts, QUICK.hosts)) if self.quick else self.exam
+        config = self.quickly(len(fleets or asked.fleets)) if self.quick else self.exam
         place = self.place(folders, asked)
         guests, tell = [read_plan(path) for path in self.plan], Console(stderr=True, log_path=False).log
-        exams, lives = hold_exam(asked, policies, config, guests, fleets, tell)
-        exams = with_cost(exams, folders)
-        if place and (config.final or not any(exam.final for exam in place.exams())):
-            place.write_exam(exams, lives)
-        if place and config.final:
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            place.log_exam(exams, [str(path) for path in runs], now)
-        report = write_report(place) if place else None
-        for exam in exams:
+        exams, lives = [], []
+        for exam, told in held_one_by_one(asked, policies, config, guests, fleets, tell):
+            exams.append(replace(with_cost(exam, folders), held=self.held(asked)))
+            lives += told
+            if place and (config.final or not any(kept.final for kept in place.exams())):
+                place.write_exam(exams, lives)
+            if place and config.final:
+                place.log_exam(exams[-1], [str(path) for path in runs])
             if self.json:
-                print(json_module.dumps(finite(asdict(exam))))
+                print(json_module.dumps(finite(asdict(exams[-1]))))
             else:
-                show_exam(exam, Console())
+                show_exam(exams[-1], Console())
+        if place is None and config.final:
+            tell("a final exam was held, and is kept nowhere: add --out next time")
+        report = write_report(place) if place else None
         if report and not self.json:
             print(f"report: {report}")
+
+    def quickly(self, settings: int) -> ExamConfig:
+        """A coarse answer, the coarser the more settings."""
+        return replace(QUICK, hosts=min(self.exam.hosts, QUICK.hosts, max(64 // settings, 4)))
+
+    def held(self, asked: Recipe) -> str:
+        """Where an exam comes from."""
+        where = self.environment(asked)
+        commit = f"commit {where['git'][:7]}{'+' * where['git'].endswith('+')}" if where["git"] else where["esper"]
+        return f"Held on {datetime.now(UTC):%Y-%m-%d} with {commit} on {where['device']}: {where['command']}"
+
+    def environment(self, asked: Recipe) -> dict[str, Any]:
+        device = asked.engine.place()
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+        return environment(name, torch.get_num_threads(), shlex.join(["esper", *self.given]))
 
     def place(self, folders: Sequence[RunFolder], asked: Recipe) -> RunFolder | None:
         """Where the exam is kept. A new folder is begun before anything is played."""
@@ -109,7 +129,7 @@ class Exam:
             return folders[0] if self.runs and folders else None
         if (self.out / "config.json").exists():
             return RunFolder.open(self.out)
-        return RunFolder.create(self.out, asked.plain(), environment(asked.engine.device, torch.get_num_threads()))
+        return RunFolder.create(self.out, asked.plain(), self.environment(asked))
 
     def settings(self) -> list[FleetConfig]:
         """What is asked for; of Esper's own controller, if nothing is, what it has not learned from."""
@@ -144,13 +164,19 @@ def different(files: Sequence[Path]) -> None:
         seen[content] = path
 
 
-def with_cost(exams: Sequence[ExamReport], folders: Sequence[RunFolder]) -> list[ExamReport]:
+def with_cost(exam: ExamReport, folders: Sequence[RunFolder]) -> ExamReport:
     """With what the trainings took, which no other arm had."""
-    reports = [report for folder in folders for report in folder.reports()]
-    starts = [folder.start() for folder in folders]
-    decisions = sum(report.decisions for report in reports) + sum(decisions for decisions, _ in starts)
-    seconds = sum(sum(report.seconds.values()) for report in reports) + sum(seconds for _, seconds in starts)
-    return [replace(exam, decisions=decisions, seconds=seconds) for exam in exams]
+    reports, starts = [folder.reports() for folder in folders], [folder.start() for folder in folders]
+    every = [report for of_run in reports for report in of_run]
+    lives, decisions = sum(report.episodes for report in every), sum(report.decisions for report in every)
+    early = sum(decisions for decisions, _ in starts)
+    return replace(
+        exam,
+        settings=len(Recipe.revived(folders[0].config()).fleets) if folders else 0,
+        lives=lives + round(early * lives / max(decisions, 1)),  # a head start's lives are as long
+        decisions=decisions + early,
+        seconds=sum(sum(report.seconds.values()) for report in every) + sum(seconds for _, seconds in starts),
+    )
 
 
 def read_plan(path: Path) -> FixedPlan:
@@ -240,16 +266,17 @@ def show_exam(exam: ExamReport, console: Console) -> None:
 def exam_table(exam: ExamReport, narrow: bool = False) -> Table:
     title = f"{exam.task}, {exam.host}: {exam.hosts} fresh hosts, {exam.data} data"
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1))
-    table.caption, table.caption_justify = f"{exam.cost} {exam.caution}".strip() or None, "left"
+    table.caption, table.caption_justify = exam.about or None, "left"
     table.add_column("policy", no_wrap=True)
     numbers = (exam.metric, "IQM", "growth", *(() if narrow else COSTS), "J")
     for name in (*numbers, f"{exam.policy} is better by", "P(better)"):
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
     for arm in exam.arms:
         vs = "" if arm.vs is None else str(arm.vs)
         color = {"better": "green", "worse": "red", "level": ""}[arm.verdict]
         costs = () if narrow else (f"{arm.params:,.0f}", f"{arm.flops:.1e}", f"{arm.seconds:.1f} s")
         numbers = (f"{arm.mean:.3f}", f"{arm.iqm:.3f}", f"{arm.growth:.2f}", *costs, f"{arm.j:.3f}")
         likely = "" if arm.improvement is None else f"{arm.improvement:.2f}"
-        table.add_row(arm.name, *numbers, Text(vs, color), likely)
+        table.add_row(arm.name, *numbers, Text(vs, color), likely, Text(arm.verdict if arm.vs else "", color))
     return table

@@ -207,7 +207,7 @@ def finish(folder: RunFolder, asked: Recipe, training: Training, console: Consol
     """Hold a preliminary exam, keep the controller, write the report."""
     with console.status("the controller sits a preliminary exam"):
         exams, lives = hold_exam(asked, [Learned(training.controller)], replace(QUICK, hosts=asked.exam))
-        exams = with_cost(exams, [folder])
+        exams = [with_cost(exam, [folder]) for exam in exams]
         folder.write_exam(exams, lives)
         save_controller(folder.controller_path, training.controller)
         path = write_report(folder)

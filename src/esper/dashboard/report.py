@@ -160,14 +160,7 @@ def _exam(exam: ExamReport) -> str:
     )
     if exam.unseen:
         about += f" The controller was not trained on this {exam.unseen}."
-    if exam.right_size:
-        own = exam.arms[0]
-        about += f" The teacher has {exam.right_size:,.0f} parameters, {exam.policy} ends with {own.params:,.0f}."
-        about += "" if own.regret is None else f" Its regret against hosts of that shape is {own.regret:.3f} in J."
-    if exam.of_oracle is not None:
-        gain = exam.of_oracle
-        about += f" Its gain over never is {gain.mean:.0%} ({gain.low:.0%} to {gain.high:.0%}) of the grid oracle's."
-    about += f" {exam.cost} {exam.caution}"
+    about += f" {exam.about}"
     names = ("policy", exam.metric, "IQM", "growth", "parameters", "FLOPs", "time", "epochs", "lr", "J")
     names += ("difference in J", "P(better)", "p", "difference in score")
     head = "".join(f"<th>{escape(name)}</th>" for name in names)

@@ -191,11 +191,18 @@ class ArmReport:
     regret: float | None = None
     """...and how far its J lies below that of hosts of the teacher's shape."""
     scores: tuple[float, ...] = ()
-    """Of every host in every training."""
+    """Of every host in every training..."""
+    objectives: tuple[float, ...] = ()
+    """...and their J, in the same order."""
+    paired: bool = True
+    """Whether host n is the policy's host n, with the same weights and batches; if not, neither `vs` nor `vs_score` is
+    a difference host by host."""
     seconds: float = 0.0
     """All its hosts took together, on the exam's machine; of the first training."""
     vs_score: Interval | None = None
     """The same difference as `vs` in the score alone, without rent."""
+    plan: str = ""
+    """What is done when, if that was written down beforehand."""
 
     def above(self, threshold: float) -> float:
         """The share of hosts that score more: a point of the performance profile."""
@@ -235,10 +242,16 @@ class ExamReport:
     """Parameters of the teacher, where a task has one."""
     at_the_edge: tuple[str, ...] = ()
     """Arms whose learning rate is an end of the grid: a wider one might serve them better."""
+    settings: int = 0
+    """How many it was trained in..."""
+    lives: int = 0
+    """...and what its trainings took, all together: lives of hosts..."""
     decisions: int = 0
-    """What its trainings took, all together: decisions of hosts..."""
+    """...decisions..."""
     seconds: float = 0.0
     """...and time."""
+    held: str = ""
+    """When, with what, and where."""
     of_oracle: Interval | None = None
     """Its gain over never as a share of the grid oracle's, where that gains anything."""
 
@@ -248,12 +261,43 @@ class ExamReport:
         return self.data == "test"
 
     @property
+    def about(self) -> str:
+        """All that is to be said beside the table."""
+        return " ".join(filter(None, (self.placed, self.size, self.cost, self.caution, self.held)))
+
+    @property
+    def placed(self) -> str:
+        """How far the policy has come between never and the grid oracle, if that is known."""
+        if self.of_oracle is None:
+            return ""
+        gain = self.of_oracle
+        return f"Its gain over never is {gain.mean:.0%} ({gain.low:.0%} to {gain.high:.0%}) of the grid oracle's."
+
+    @property
+    def size(self) -> str:
+        """How large the policy's hosts are beside a teacher, if there is one."""
+        if self.right_size is None:
+            return ""
+        own = self.arms[0]
+        end = f"The teacher has {self.right_size:,.0f} parameters; {self.policy} ends with {own.params:,.0f}"
+        return f"{end}." if own.regret is None else f"{end}, {own.regret:.3f} in J below hosts of that shape."
+
+    @property
     def cost(self) -> str:
         """What arms took before they were examined; nothing if none took anything."""
-        searched = [f"{arm.name} was chosen in {arm.searched:,} lives." for arm in self.arms if arm.searched]
+        searched = [
+            f"{arm.name} was chosen in {arm.searched:,} lives: {arm.plan}." for arm in self.arms if arm.searched
+        ]
+        return " ".join([*([self.trained] if self.decisions else []), *searched])
+
+    @property
+    def trained(self) -> str:
+        """What the policy took, and how much of that could have been about this one setting."""
         trainings = "1 training" if self.trainings == 1 else f"{self.trainings} trainings"
-        took = f"{trainings} of {self.policy}: {self.decisions:,} decisions in {self.seconds / 60:.0f} minutes."
-        return " ".join([*([took] if self.decisions else []), *searched])
+        took = f"{trainings} of {self.policy}: {self.decisions:,} decisions in {self.seconds / 60:.0f} minutes"
+        each = round(self.lives / max(self.settings * self.trainings, 1))
+        settings = "1 setting" if self.settings == 1 else f"{self.settings} settings"
+        return f"{took}, which are {each:,} lives for each training in each of {settings}."
 
     @property
     def caution(self) -> str:

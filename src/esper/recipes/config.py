@@ -36,8 +36,8 @@ class Band(IntEnum):
     """An exam's plans; every round of a tournament has hosts of its own."""
     OTHERS = 6_000_000
     """Hosts to replay growth on; every training's on its own."""
-    FINAL = 12_000_000
-    """Final scores, and nothing else. Those of 7 to 11 million were looked at while `general` and exams were made."""
+    FINAL = 13_000_000
+    """Final scores, and nothing else. Those of 7 to 12 million were looked at while `general` and exams were made."""
 
 
 @dataclass(frozen=True, kw_only=True)

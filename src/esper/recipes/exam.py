@@ -78,13 +78,29 @@ def hold_exam(
     config: ExamConfig = QUICK,
     guests: Sequence[Policy] = (),
     fleets: Sequence[FleetConfig] = (),
-    tell: Tell = lambda said: None,
 ) -> tuple[list[ExamReport], list[Life]]:
     """All trainings of one policy against its rivals and guests, under the recipe's final rent: on other fleets, or on
     those that it was trained on."""
-    recipe = replace(recipe, engine=within_memory(recipe.engine))
-    held = [Room(recipe, fleet, config, tell).hold(policies, guests) for fleet in fleets or recipe.fleets]
+    held = list(held_one_by_one(recipe, policies, config, guests, fleets))
     return [report for report, _ in held], [life for _, lives in held for life in lives]
+
+
+def held_one_by_one(
+    recipe: Recipe,
+    policies: Sequence[Policy],
+    config: ExamConfig,
+    guests: Sequence[Policy] = (),
+    fleets: Sequence[FleetConfig] = (),
+    tell: Tell = lambda said: None,
+) -> Iterator[tuple[ExamReport, list[Life]]]:
+    """Each fleet's exam when it has ended, for whoever wants to keep it at once. Whom no exam can be held with is
+    refused before the first begins."""
+    recipe = replace(recipe, engine=within_memory(recipe.engine))
+    rooms = [Room(recipe, fleet, config, tell) for fleet in fleets or recipe.fleets]
+    for room in rooms:
+        room.admit(policies, guests)
+    for room in rooms:
+        yield room.hold(policies, guests)
 
 
 def within_memory(engine: Engine) -> Engine:
@@ -116,11 +132,16 @@ class Room:
         self.room = 2048 if self.example.fleet.device.type == "cuda" else 512
         """Hosts at once, where many policies are tried."""
 
+    def admit(self, policies: Sequence[Policy], guests: Sequence[Policy]) -> None:
+        """Refuse arms that could not be told apart, and guests that cannot begin here."""
+        taken = [*(SEARCHED if self.config.plans else ()), *(DERIVED if self.config.thorough else ())]
+        distinct([policies[0].name, *(rule.name for rule in (*self.rules(), *guests)), *taken])
+        for guest in guests:
+            guest.begin(self.example.setting, 1, self.example.fleet.device)
+
     def hold(self, policies: Sequence[Policy], guests: Sequence[Policy]) -> tuple[ExamReport, list[Life]]:
-        rules, config = self.rules(), self.config
-        taken = [*(SEARCHED if config.plans else ()), *(DERIVED if config.thorough else ())]
-        distinct([policies[0].name, *(rule.name for rule in (*rules, *guests)), *taken])
-        rivals = [*rules, *self.plans(), *guests]
+        config = self.config
+        rivals = [*self.rules(), *self.plans(), *guests]
         rates = self.tuned([[rival] for rival in rivals])
         others = [self.arm([rival], rate) for rival, rate in zip(rivals, rates, strict=True)]
         (lr,) = self.tuned([policies])
@@ -153,7 +174,8 @@ class Room:
         name, env = policies[0].name, self.paper(lr, episode)
         self.tell(f"{name} on the hosts that count")
         sittings = [self.sat(FleetEnv(env.fleet, env.config, env.test), policy) for policy in policies]
-        return Arm(name, sittings, episode or self.fleet.env.episode, lr, self.searched.get(name, 0))
+        plan = str(policies[0]) if isinstance(policies[0], FixedPlan) else ""
+        return Arm(name, sittings, episode or self.fleet.env.episode, lr, self.searched.get(name, 0), plan=plan)
 
     def sat(self, env: FleetEnv, policy: Policy) -> Sitting:
         return sit(env, policy, self.rent, self.rng_seed, min(self.config.told, self.config.hosts))

@@ -52,6 +52,8 @@ class Arm(NamedTuple):
     """Lives that went into choosing it."""
     paired: bool = True
     """Whether its hosts began with the weights of those of the policy under test."""
+    plan: str = ""
+    """What it does when, if that is written down."""
 
     def values(self, field: str) -> Values:
         """One number for each training and host."""
@@ -112,6 +114,7 @@ def verdicts(
             sick=float(arm.values("sick").mean()),
             lr=arm.lr,
             searched=arm.searched,
+            plan=arm.plan,
             episode=arm.episode,
             vs=None if own else difference(j, theirs, rng_seed),
             vs_score=None if own else difference(ours.values("score"), arm.values("score"), rng_seed),
@@ -120,6 +123,8 @@ def verdicts(
             excess=None if right is None else bare * (1 + growth) - right,
             regret=None if best is None else best - float(theirs.mean()),
             scores=tuple(arm.values("score").flatten().tolist()),
+            objectives=tuple(theirs.flatten().tolist()),
+            paired=arm.paired,
         )
 
     return ExamReport(

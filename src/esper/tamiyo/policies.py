@@ -190,11 +190,11 @@ class Oversized(Gardener):
 
 
 class Plateau(Gardener):
-    """Plants when the score has not risen for a while."""
+    """Plants when the score has not risen."""
 
     name = "plateau"
 
-    def __init__(self, patience: int = 2, **options: object) -> None:
+    def __init__(self, patience: int = 1, **options: object) -> None:
         super().__init__(**options)  # pyright: ignore[reportArgumentType]
         self.patience = patience
 

@@ -168,9 +168,10 @@ class RunFolder:
         self.write(LIVES, "".join(json.dumps(finite(asdict(life))) + "\n" for life in lives))
         self._write_json(EXAM, {"version": VERSION, "exams": [finite(asdict(exam)) for exam in exams]})
 
-    def log_exam(self, exams: Sequence[ExamReport], runs: Sequence[str], date: str) -> None:
-        """Final exams are never forgotten."""
-        self._append(EXAMS, [{"date": date, "runs": list(runs), "exam": asdict(exam)} for exam in exams])
+    def log_exam(self, exam: ExamReport, runs: Sequence[str]) -> None:
+        """Final exams are never forgotten. Who took part and what came out; not what became of every host."""
+        arms = tuple(replace(arm, scores=(), objectives=()) for arm in exam.arms)
+        self._append(EXAMS, [{"runs": list(runs), "exam": asdict(replace(exam, arms=arms))}])
 
     def write_start(self, decisions: int, seconds: float) -> None:
         """What a head start took."""
