@@ -1,6 +1,6 @@
 """Put a controller into the package: of several trainings the one whose J over its last ten updates was best, with its
 recipe, the command that trained it, and the exams of all of them. All trainings are kept beside this script, so that
-their exams can be held again without training anew.
+their exams can be held again without training anew, and so is the log of all final exams that they ever sat.
 
 python benchmark/ship.py runs/g1 runs/g2 runs/g3 runs/g4 runs/g5 --examined runs/g1
 """
@@ -14,7 +14,7 @@ from typing import Annotated
 import tyro
 
 from esper.tamiyo.files import SHIPPED, load_controller
-from esper.telemetry.folder import CONTROLLER, REPORTS, START, RunFolder
+from esper.telemetry.folder import CONTROLLER, EXAMS, REPORTS, START, RunFolder
 
 TRAININGS = Path(__file__).parent / "general"
 FILES = (REPORTS, START, CONTROLLER)
@@ -42,8 +42,15 @@ class Ship:
             print(f"{folder.path}: J {j:.4f}{', shipped' if exams and folder is best else ''}")
         if exams:
             copied(best, SHIPPED).write_exam(exams, [])
+            remember([line for path in self.examined for line in (path / EXAMS).read_text().splitlines()])
             size = sum(path.stat().st_size for path in SHIPPED.iterdir())
             print(f"{len(exams)} exams, {size:,} bytes")
+
+
+def remember(held: list[str]) -> None:
+    """Final exams are never forgotten, those that are held again neither."""
+    known = (TRAININGS / EXAMS).read_text().splitlines() if (TRAININGS / EXAMS).exists() else []
+    (TRAININGS / EXAMS).write_text("".join(f"{line}\n" for line in dict.fromkeys([*known, *held])))
 
 
 def copied(folder: RunFolder, path: Path) -> RunFolder:

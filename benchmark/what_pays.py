@@ -2,11 +2,11 @@
 hosts), how far a host with this one seed from the beginning ends above one that never grows, in score and in J, and how
 often it is planted in a life of the trainings in benchmark/general. On hosts for trying things out, validation data.
 
-python benchmark/what_pays.py digits-6 [--images cifar10.npz --text tale.txt] [--device cuda]
+python benchmark/what_pays.py digits-6 [--images cifar10.npz --text tale.txt] [--widths 4 8 16] [--device cuda]
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -32,13 +32,15 @@ class Question:
     """Settings of the suite, as `esper exam --tasks` takes them."""
     images: Path | None = None
     text: Path | None = None
+    widths: tuple[int, ...] = ()
+    """Of hosts, instead of those of the settings."""
     hosts: int = 8
     device: str = "cpu"
 
     def run(self) -> None:
         own = [build(path) for build, path in ((images, self.images), (text, self.text)) if path]
         for fleet in (*(fleet for name in self.names for fleet in settings(name)), *own):
-            self.ask(fleet)
+            self.ask(replace(fleet, widths=self.widths or fleet.widths))
 
     def ask(self, fleet: FleetConfig) -> None:
         engine = within_memory(Engine.on(self.device))
