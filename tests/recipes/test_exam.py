@@ -126,7 +126,7 @@ def test_a_search_says_what_it_took(held):
     assert arms["heuristic"].searched == 0
     assert "GERMINATE s" in arms["grid oracle"].plan
     assert (
-        f"grid oracle was chosen in {arms['grid oracle'].searched} lives: {arms['grid oracle'].plan}." in report.about
+        f"grid oracle was chosen in {arms['grid oracle'].searched} lives ({arms['grid oracle'].plan})." in report.about
     )
 
 

@@ -204,6 +204,11 @@ class ArmReport:
     plan: str = ""
     """What is done when, if that was written down beforehand."""
 
+    @property
+    def steps(self) -> str:
+        """Its plan, in brackets, if it has one."""
+        return f" ({self.plan})" if self.plan else ""
+
     def above(self, threshold: float) -> float:
         """The share of hosts that score more: a point of the performance profile."""
         return sum(score > threshold for score in self.scores) / len(self.scores)
@@ -285,9 +290,7 @@ class ExamReport:
     @property
     def cost(self) -> str:
         """What arms took before they were examined; nothing if none took anything."""
-        searched = [
-            f"{arm.name} was chosen in {arm.searched:,} lives: {arm.plan}." for arm in self.arms if arm.searched
-        ]
+        searched = [f"{a.name} was chosen in {a.searched:,} lives{a.steps}." for a in self.arms if a.searched]
         return " ".join([*([self.trained] if self.decisions else []), *searched])
 
     @property
