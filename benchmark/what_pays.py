@@ -2,7 +2,8 @@
 hosts), how far a host with this one seed from the beginning ends above one that never grows, in score and in J, and how
 often it is planted in a life of the trainings in benchmark/general. On hosts for trying things out, validation data.
 
-python benchmark/what_pays.py digits-6 [--images cifar10.npz --text tale.txt] [--widths 4 8 16] [--device cuda]
+python benchmark/what_pays.py digits-6 [--fleets 14 15] [--images cifar10.npz --text tale.txt] [--widths 4 8 16] \
+    [--device cuda]
 """
 
 from collections import Counter
@@ -17,7 +18,7 @@ from torch import Tensor
 from esper.leyline.actions import Head, Op
 from esper.recipes.config import Band, FleetConfig
 from esper.recipes.exam import within_memory
-from esper.recipes.suite import images, settings, text
+from esper.recipes.suite import images, settings, text, varied
 from esper.simic.search import compare, single_plans
 from esper.tamiyo.files import load_controller
 from esper.tamiyo.policies import Heuristic, Learned, Never
@@ -30,6 +31,8 @@ RENT = 0.02
 class Question:
     names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """Settings of the suite, as `esper exam --tasks` takes them."""
+    fleets: tuple[int, ...] = ()
+    """Of those that `general` learns from, by number."""
     images: Path | None = None
     text: Path | None = None
     widths: tuple[int, ...] = ()
@@ -39,7 +42,8 @@ class Question:
 
     def run(self) -> None:
         own = [build(path) for build, path in ((images, self.images), (text, self.text)) if path]
-        for fleet in (*(fleet for name in self.names for fleet in settings(name)), *own):
+        named = [fleet for name in self.names for fleet in settings(name)]
+        for fleet in (*named, *(varied()[number] for number in self.fleets), *own):
             self.ask(replace(fleet, widths=self.widths or fleet.widths))
 
     def ask(self, fleet: FleetConfig) -> None:

@@ -78,11 +78,11 @@ def mnist1d_gpu() -> Recipe:
 
 
 def general() -> Recipe:
-    """The controller that comes with Esper: fourteen kinds of hosts and data, none of them held out, for a GPU."""
+    """A controller for everyone: twenty kinds of hosts and data, none of them held out, for a GPU."""
     plain = _for_a_gpu("general", *varied())
-    ppo = replace(plain.learn.ppo, lr=1e-3, lr_end=1e-4, minibatches=32, anneal=32)
+    ppo = replace(plain.learn.ppo, lr=1e-3, lr_end=1e-4, minibatches=32, anneal=24)
     start = StartConfig(plans=46, best=3, lives=32, epochs=200)  # in each round as many hosts as are learned from
-    return replace(plain, start=start, learn=replace(plain.learn, updates=32, ppo=ppo))
+    return replace(plain, start=start, learn=replace(plain.learn, updates=24, ppo=ppo))
 
 
 def _for_a_gpu(name: str, *fleets: FleetConfig) -> Recipe:

@@ -33,9 +33,9 @@ def _vectors(task: str, width: int, **options: Option) -> FleetConfig:
 
 
 def _pictures(
-    width: int, slots: int = 2, lr: float = 2e-2, epochs: int = 16, task: str = "glyphs", **options: Option
+    *widths: int, host: str = "cnn2d", lr: float = 2e-2, epochs: int = 16, task: str = "glyphs", **options: Option
 ) -> FleetConfig:
-    return _fleet(task, options, "cnn2d", (width,) * slots, lr, batch=64, epochs=epochs)
+    return _fleet(task, options, host, widths, lr, batch=64, epochs=epochs)
 
 
 SUITE: dict[str, Callable[[], FleetConfig]] = {
@@ -44,8 +44,8 @@ SUITE: dict[str, Callable[[], FleetConfig]] = {
     "mnist1d-16": lambda: _signals(16),
     "spirals": lambda: _vectors("spirals", 6),
     "planted": lambda: _vectors("planted", 4, inputs=4, classes=8),
-    "digits-4": lambda: _pictures(4, task="digits"),
-    "digits-6": lambda: _pictures(6, task="digits"),
+    "digits-4": lambda: _pictures(4, 4, task="digits"),
+    "digits-6": lambda: _pictures(6, 6, task="digits"),
 }
 """Each at a learning rate that is within a factor of 2 of the best for hosts that never grow."""
 HELD_OUT = ("digits-4", "digits-6")
@@ -53,8 +53,9 @@ HELD_OUT = ("digits-4", "digits-6")
 
 
 def varied() -> tuple[FleetConfig, ...]:
-    """What the controller that comes with Esper learns from: for three kinds of hosts some that growth helps and some
-    that it only makes dearer; few slots and more, short lives and longer ones, little data and much, slow and fast."""
+    """What a controller for everyone learns from: for three kinds of hosts some that growth helps and some that it only
+    makes dearer, in the first slot or in a later one, by seeds that are large beside their hosts or small; few slots
+    and more, short lives and longer ones, little data and much, slow and fast."""
     fleets = (
         _signals(4),
         _signals(8),
@@ -62,14 +63,20 @@ def varied() -> tuple[FleetConfig, ...]:
         _signals(12, lr=1e-2, examples=500),
         _signals(4, slots=2, lr=4e-2, task="waves", noise=0.1),
         _signals(12, slots=2, task="waves", examples=2000),
-        _pictures(6),
-        _pictures(4, variants=1, shift=0.5),
-        _pictures(4, variants=2),
-        _pictures(6, slots=3, lr=1e-2, epochs=12, variants=4, side=12),
+        _pictures(6, 6),
+        _pictures(4, 4, variants=1, shift=0.5),
+        _pictures(4, 4, variants=2),
+        _pictures(6, 6, 6, lr=1e-2, epochs=12, variants=4, side=12),
         _vectors("spirals", 6, examples=2000),
         _vectors("spirals", 6, arms=5, examples=2000),
         _vectors("spirals", 16, arms=5, examples=2000),
         _vectors("planted", 4, examples=2000),
+        _pictures(4, 8, 16, lr=1e-2, epochs=12, variants=6, side=12, examples=4000),
+        _pictures(4, 8, 16, lr=1e-2, epochs=12, variants=6, side=16, examples=3000),
+        _pictures(6, 12, 24, lr=1e-2, epochs=12, variants=4, side=16, examples=3000),
+        _pictures(8, 8, host="mlp", variants=3, side=12),
+        _pictures(6, 6, host="mlp", variants=4, side=16),
+        _pictures(6, 6, 6, host="mlp", variants=2, side=10),
     )
     return tuple(replace(fleet, hosts=96, rates=(0.5, 1.0, 2.0)) for fleet in fleets)
 
