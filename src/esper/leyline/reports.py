@@ -299,8 +299,8 @@ class ExamReport:
         trainings = "1 training" if self.trainings == 1 else f"{self.trainings} trainings"
         took = f"{trainings} of {self.policy}: {self.decisions:,} decisions in {self.seconds / 60:.0f} minutes"
         each = round(self.lives / max(self.settings * self.trainings, 1))
-        settings = "1 setting" if self.settings == 1 else f"{self.settings} settings"
-        return f"{took}, which are {each:,} lives for each training in each of {settings}."
+        setting = "setting" if self.settings < 2 else f"each of its {self.settings} settings"
+        return f"{took}; {each:,} lives for each training and {setting}."
 
     @property
     def caution(self) -> str:
