@@ -7,26 +7,21 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 images=${1:?an .npz file of images} text=${2:?a text}
 folder=runs/exams
-thorough="--memory-budget 12GB --plans"
-simple="--memory-budget 16GB --plans 0 --no-thorough"
-declare -A asked=(
-  [mnist1d-4]="--tasks mnist1d-4 $thorough 600"
-  [mnist1d-8]="--tasks mnist1d-8 $thorough 600"
-  [mnist1d-16]="--tasks mnist1d-16 $thorough 600"
-  [digits-4]="--tasks digits-4 $thorough 300"
-  [digits-6]="--tasks digits-6 $thorough 300"
-  [spirals]="--tasks spirals $thorough 300"
-  [planted]="--tasks planted $thorough 300"
-  [images]="--images $images $simple"
-  [text]="--text $text $simple"
-)
+flags() {
+  case $1 in
+    images) echo --images "$images" --no-thorough --plans 0 --memory-budget 16GB ;;
+    text) echo --text "$text" --no-thorough --plans 0 --memory-budget 16GB ;;
+    mnist1d-*) echo --tasks "$1" --plans 600 --memory-budget 12GB ;;
+    *) echo --tasks "$1" --plans 300 --memory-budget 12GB ;;
+  esac
+}
 read -ra order <<<"${ONLY:-mnist1d-4 mnist1d-8 mnist1d-16 digits-4 digits-6 spirals planted images text}"
 [ ! -e "$folder" ] || { echo "$folder holds exams already: move it away" >&2; exit 1; }
 mkdir -p "$folder"
 pids=()
 for name in "${order[@]}"; do
-  # shellcheck disable=SC2086  # flags are words
-  python3 -c 'from esper.cli import main; main()' exam benchmark/general/g? ${asked[$name]} \
+  # shellcheck disable=SC2046  # flags are words
+  python3 -c 'from esper.cli import main; main()' exam benchmark/general/g? $(flags "$name") \
     --device "${DEVICE:-cuda}" --out "$folder/$name" >"$folder/$name.log" 2>&1 &
   pids+=($!)
 done

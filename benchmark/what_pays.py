@@ -16,15 +16,14 @@ import tyro
 from torch import Tensor
 
 from esper.leyline.actions import Head, Op
+from esper.recipes.catalogue import general
 from esper.recipes.config import Band, FleetConfig
 from esper.recipes.exam import within_memory
-from esper.recipes.suite import images, settings, text, varied
+from esper.recipes.suite import chosen, varied
 from esper.simic.search import compare, single_plans
 from esper.tamiyo.files import load_controller
 from esper.tamiyo.policies import Heuristic, Learned, Never
 from esper.tolaria import Engine
-
-RENT = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +40,7 @@ class Question:
     device: str = "cpu"
 
     def run(self) -> None:
-        own = [build(path) for build, path in ((images, self.images), (text, self.text)) if path]
-        named = [fleet for name in self.names for fleet in settings(name)]
-        for fleet in (*named, *(varied()[number] for number in self.fleets), *own):
+        for fleet in (*(varied()[number] for number in self.fleets), *chosen(self.names, self.images, self.text)):
             self.ask(replace(fleet, widths=self.widths or fleet.widths))
 
     def ask(self, fleet: FleetConfig) -> None:
@@ -61,8 +58,8 @@ class Question:
             planted.update((slot, blueprint) for slot, blueprint in births.tolist())
 
         env = fleet.build_group(engine, self.hosts, len(policies), Band.DEVELOPMENT)
-        found = compare(env, policies, RENT, witness=witness)
-        never, name = found[0], example.space
+        found = compare(env, policies, general().learn.rent.end, witness=witness)
+        never, space = found[0], example.space
         print(f"\n{fleet.task}, {fleet.host} {fleet.widths}, {example.parameters:,} parameters, {self.hosts} hosts")
         print("policy        score       J  growth")
         ours = [torch.stack(x).mean(0) for x in zip(*found[-len(learned) :], strict=True)]
@@ -74,7 +71,7 @@ class Question:
         lives = self.hosts * len(learned)
         for plan, outcome in zip(plans, found[2:], strict=False):
             seed = plan.plan[0].action
-            at = name.slots.index(seed["slot"]), name.blueprints.index(seed["blueprint"])
+            at = space.slots.index(seed["slot"]), space.blueprints.index(seed["blueprint"])
             score, j = outcome.score - never.score, outcome.objective - never.objective
             print(
                 f"{seed['slot']:<6}{seed['blueprint']:<15}{example.seed_parameters[at]:8.2f}{score.mean():+19.3f}"

@@ -24,10 +24,10 @@ from tyro.conf import OmitArgPrefixes
 from esper.cli.sizes import Size, size_in_bytes
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.plain import finite
-from esper.leyline.reports import ExamReport
+from esper.leyline.reports import ExamReport, Life
 from esper.recipes import FleetConfig, Recipe
 from esper.recipes.exam import QUICK, ExamConfig, held_one_by_one
-from esper.recipes.suite import HELD_OUT, images, settings, text
+from esper.recipes.suite import HELD_OUT, chosen
 from esper.tamiyo.files import SHIPPED, load_controller
 from esper.tamiyo.policies import FixedPlan, Learned, Planned
 from esper.telemetry import Board, RunFolder
@@ -90,14 +90,13 @@ class Exam:
         config = self.quickly(len(fleets or asked.fleets)) if self.quick else self.exam
         place = self.place(folders, asked)
         guests, tell = [read_plan(path) for path in self.plan], Console(stderr=True, log_path=False).log
+        known = {**cost(folders), "held": self.held(asked)}
         exams, lives = [], []
         for exam, told in held_one_by_one(asked, policies, config, guests, fleets, tell):
-            exams.append(replace(with_cost(exam, folders), held=self.held(asked)))
+            exams.append(replace(exam, **known))
             lives += told
-            if place and (config.final or not any(kept.final for kept in place.exams())):
-                place.write_exam(exams, lives)
-            if place and config.final:
-                place.log_exam(exams[-1], [str(path) for path in runs])
+            if place:
+                self.keep(place, exams, lives)
             if self.json:
                 print(json_module.dumps(finite(asdict(exams[-1]))))
             else:
@@ -107,6 +106,13 @@ class Exam:
         report = write_report(place) if place else None
         if report and not self.json:
             print(f"report: {report}")
+
+    def keep(self, place: RunFolder, exams: Sequence[ExamReport], lives: Sequence[Life]) -> None:
+        """As far as it has come. A final exam takes the place of any other, a preliminary one only of its like."""
+        if exams[-1].final:
+            place.log_exam(exams[-1], [str(path) for path in self.runs or (SHIPPED,)])
+        if exams[-1].final or not any(kept.final for kept in place.exams()):
+            place.write_exam(exams, lives)
 
     def quickly(self, settings: int) -> ExamConfig:
         """A coarse answer, the coarser the more settings."""
@@ -119,9 +125,7 @@ class Exam:
         return f"Held on {datetime.now(UTC):%Y-%m-%d} with {commit} on {where['device']}: {where['command']}"
 
     def environment(self, asked: Recipe) -> dict[str, Any]:
-        device = asked.engine.place()
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-        return environment(name, torch.get_num_threads(), shlex.join(["esper", *self.given]))
+        return environment(asked.engine.device_name, torch.get_num_threads(), shlex.join(["esper", *self.given]))
 
     def place(self, folders: Sequence[RunFolder], asked: Recipe) -> RunFolder | None:
         """Where the exam is kept. A new folder is begun before anything is played."""
@@ -133,9 +137,8 @@ class Exam:
 
     def settings(self) -> list[FleetConfig]:
         """What is asked for; of Esper's own controller, if nothing is, what it has not learned from."""
-        own = [build(path) for build, path in ((images, self.images), (text, self.text)) if path]
-        named = self.tasks or (HELD_OUT if not (self.runs or own) else ())
-        return [*(fleet for name in named for fleet in settings(name)), *own]
+        asked = chosen(self.tasks, self.images, self.text)
+        return asked or ([] if self.runs else chosen(HELD_OUT))
 
     def asked(self, folders: Sequence[RunFolder], fleets: Sequence[FleetConfig]) -> Recipe:
         """The first run's recipe; of a controller alone nothing is known but what it is to be examined in."""
@@ -164,19 +167,17 @@ def different(files: Sequence[Path]) -> None:
         seen[content] = path
 
 
-def with_cost(exam: ExamReport, folders: Sequence[RunFolder]) -> ExamReport:
-    """With what the trainings took, which no other arm had."""
-    reports, starts = [folder.reports() for folder in folders], [folder.start() for folder in folders]
-    every = [report for of_run in reports for report in of_run]
+def cost(folders: Sequence[RunFolder]) -> dict[str, Any]:
+    """What an exam says of what the trainings took, which no other arm had."""
+    every, starts = [r for folder in folders for r in folder.reports()], [folder.start() for folder in folders]
     lives, decisions = sum(report.episodes for report in every), sum(report.decisions for report in every)
     early = sum(decisions for decisions, _ in starts)
-    return replace(
-        exam,
-        settings=len(Recipe.revived(folders[0].config()).fleets) if folders else 0,
-        lives=lives + round(early * lives / max(decisions, 1)),  # a head start's lives are as long
-        decisions=decisions + early,
-        seconds=sum(sum(report.seconds.values()) for report in every) + sum(seconds for _, seconds in starts),
-    )
+    return {
+        "settings": len(Recipe.revived(folders[0].config()).fleets) if folders else 0,
+        "lives": lives + round(early * lives / max(decisions, 1)),  # a head start's lives are as long
+        "decisions": decisions + early,
+        "seconds": sum(sum(report.seconds.values()) for report in every) + sum(seconds for _, seconds in starts),
+    }
 
 
 def read_plan(path: Path) -> FixedPlan:

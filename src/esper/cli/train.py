@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.table import Table
 from tyro.conf import OmitArgPrefixes
 
-from esper.cli.look import show_exam, with_cost, write_report
+from esper.cli.look import cost, show_exam, write_report
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.plain import finite
 from esper.leyline.reports import UpdateReport
@@ -105,9 +105,7 @@ class Train:
         asked = self.asked()
         path = self.run_dir or Path("runs") / f"{asked.name}-{datetime.now():%Y%m%d-%H%M%S}"
         training = asked.build()
-        device = asked.engine.place()
-        where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-        known = environment(where, torch.get_num_threads(), self.command())
+        known = environment(asked.engine.device_name, torch.get_num_threads(), self.command())
         folder = RunFolder.create(path, asked.plain(), known)
         go_on(folder, asked, training, self.listening)
 
@@ -207,7 +205,8 @@ def finish(folder: RunFolder, asked: Recipe, training: Training, console: Consol
     """Hold a preliminary exam, keep the controller, write the report."""
     with console.status("the controller sits a preliminary exam"):
         exams, lives = hold_exam(asked, [Learned(training.controller)], replace(QUICK, hosts=asked.exam))
-        exams = [with_cost(exam, [folder]) for exam in exams]
+        took = cost([folder])
+        exams = [replace(exam, **took) for exam in exams]
         folder.write_exam(exams, lives)
         save_controller(folder.controller_path, training.controller)
         path = write_report(folder)

@@ -1,6 +1,6 @@
 """The settings that exams are held in, and what the controller that comes with Esper learns from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,3 +105,9 @@ def settings(name: str) -> tuple[FleetConfig, ...]:
     """A setting, or those of all sizes, such as mnist1d, or all there are."""
     sizes = [full for full in SUITE if name in (full, full.partition("-")[0], "all")]
     return tuple(SUITE[full]() for full in sizes) or (setting(name),)
+
+
+def chosen(names: Sequence[str], image_file: Path | None = None, text_file: Path | None = None) -> list[FleetConfig]:
+    """Settings by name, then data of one's own."""
+    own = [build(path) for build, path in ((images, image_file), (text, text_file)) if path]
+    return [*(fleet for name in names for fleet in settings(name)), *own]

@@ -52,6 +52,12 @@ class Engine:
         return device
 
     @property
+    def device_name(self) -> str:
+        """As its maker calls it, if this machine has it."""
+        device = self.place()
+        return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+    @property
     def compute(self) -> torch.dtype:
         """Of activations..."""
         return DTYPES[self.precision]
