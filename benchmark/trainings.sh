@@ -1,24 +1,27 @@
 #!/usr/bin/env bash
-# Train five controllers side by side on one machine, each into runs/gN; those that were stopped go on.
-#   bash benchmark/trainings.sh                   # five of `general`, for a GPU
-#   RECIPE=smoke COUNT=2 FOLDER=runs/try bash benchmark/trainings.sh
-# Then keep them: python benchmark/ship.py runs/g1 runs/g2 runs/g3 runs/g4 runs/g5
+# Train five controllers side by side on one machine, each into a folder of its own under runs; those that were stopped
+# go on. Words at the end are flags of `esper train`.
+#   bash benchmark/trainings.sh                         # five of `general` into runs/g1 to runs/g5, for a GPU
+#   RECIPE=further bash benchmark/trainings.sh --exam 0 # five that go on from them, into runs/f1 to runs/f5
+# Then keep them: python benchmark/ship.py runs/f?
 set -euo pipefail
 cd "$(dirname "$0")/.."
-folder=${FOLDER:-runs}
+recipe=${RECIPE:-general} folder=${FOLDER:-runs}
 mkdir -p "$folder"
 esper() { python3 -c 'from esper.cli import main; main()' "$@"; }
 pids=()
-for seed in $(seq "${COUNT:-5}"); do
-  run="$folder/g$seed"
+for n in $(seq "${COUNT:-5}"); do
+  run="$folder/${recipe:0:1}$n"
+  which=(--rng-seed "$n")
+  [ "$recipe" != further ] || which=(--rng-seed $((10 + n)) --start.run "benchmark/general/g$n")
   if [ -e "$run/config.json" ]; then
     esper resume "$run" >>"$run.log" 2>&1 &
   else
-    esper train "${RECIPE:-general}" --rng-seed "$seed" --run-dir "$run" >"$run.log" 2>&1 &
+    esper train "$recipe" "${which[@]}" --run-dir "$run" "$@" >"$run.log" 2>&1 &
   fi
   pids+=($!)
 done
 failed=0
 for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
-tail -n 3 "$folder"/g*.log
+tail -n 3 "$folder/${recipe:0:1}"*.log
 exit $failed

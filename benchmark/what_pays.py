@@ -1,6 +1,6 @@
 """What would pay, and what do controllers plant? For every slot and blueprint of a setting: how large the seed is (in
 hosts), how far a host with this one seed from the beginning ends above one that never grows, in score and in J, and how
-often it is planted in a life of the trainings in benchmark/general. On hosts for trying things out, validation data.
+often it is planted in a life of the trainings in benchmark/further. On hosts for trying things out, validation data.
 
 python benchmark/what_pays.py digits-6 [--fleets 14 15] [--images cifar10.npz --text tale.txt] [--widths 4 8 16] \
     [--device cuda]
@@ -16,10 +16,10 @@ import tyro
 from torch import Tensor
 
 from esper.leyline.actions import Head, Op
-from esper.recipes.catalogue import general
+from esper.recipes.catalogue import further
 from esper.recipes.config import Band, FleetConfig
 from esper.recipes.exam import within_memory
-from esper.recipes.suite import chosen, varied
+from esper.recipes.suite import chosen
 from esper.simic.search import compare, single_plans
 from esper.tamiyo.files import load_controller
 from esper.tamiyo.policies import Heuristic, Learned, Never
@@ -31,7 +31,7 @@ class Question:
     names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """Settings of the suite, as `esper exam --tasks` takes them."""
     fleets: tuple[int, ...] = ()
-    """Of those that `general` learns from, by number."""
+    """Of those that `further` learns from, by number."""
     images: Path | None = None
     text: Path | None = None
     widths: tuple[int, ...] = ()
@@ -40,7 +40,10 @@ class Question:
     device: str = "cpu"
 
     def run(self) -> None:
-        for fleet in (*(varied()[number] for number in self.fleets), *chosen(self.names, self.images, self.text)):
+        for fleet in (
+            *(further().fleets[number] for number in self.fleets),
+            *chosen(self.names, self.images, self.text),
+        ):
             self.ask(replace(fleet, widths=self.widths or fleet.widths))
 
     def ask(self, fleet: FleetConfig) -> None:
@@ -58,7 +61,7 @@ class Question:
             planted.update((slot, blueprint) for slot, blueprint in births.tolist())
 
         env = fleet.build_group(engine, self.hosts, len(policies), Band.DEVELOPMENT)
-        found = compare(env, policies, general().learn.rent.end, witness=witness)
+        found = compare(env, policies, further().learn.rent.end, witness=witness)
         never, space = found[0], example.space
         print(f"\n{fleet.task}, {fleet.host} {fleet.widths}, {example.parameters:,} parameters, {self.hosts} hosts")
         print("policy        score       J  growth")

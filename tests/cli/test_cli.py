@@ -9,6 +9,7 @@ from esper.cli import main
 from esper.cli.look import Exam
 from esper.cli.sizes import size_in_bytes
 from esper.leyline.errors import EsperError
+from esper.recipes import Recipe
 from esper.recipes.exam import ExamConfig, Room
 from esper.tamiyo import Controller, load_controller
 from esper.tamiyo.files import save_controller
@@ -101,6 +102,28 @@ def test_train_prints_every_report_for_machines(tmp_path, capsys):
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["update"] for line in lines] == [0, 1]
     assert lines[0].keys() >= {"objective", "heads", "ops", "seconds"}
+
+
+def test_a_run_goes_on_from_another(run, tmp_path, capsys):
+    path = tmp_path / "next"
+    further = [*SMALL, "--exam", "0", "--start.run", str(run), "--fleets.0.widths", "5", "5"]
+    main(["train", "smoke", "--run-dir", str(path), *further])
+    before, after = RunFolder.open(run), RunFolder.open(path)
+    assert after.done
+    assert after.exams() == [], "none was wanted"
+    assert Recipe.revived(after.config()).known == Recipe.revived(before.config()).fleets
+    assert after.start()[0] == 8, "what the other run took counts"
+    capsys.readouterr()
+    main(["exam", str(path), "--quick", "--hosts", "2", "--json"])
+    exam = json.loads(capsys.readouterr().out)
+    assert (exam["decisions"], exam["settings"]) == (16, 2)
+    with pytest.raises(SystemExit):
+        main(["train", "smoke", *further, "--controller.hidden", "7"])
+    assert f"controller must be left as it is in {run}" in capsys.readouterr().err
+    (path / "controller.safetensors").unlink()
+    with pytest.raises(SystemExit):
+        main(["train", "smoke", *SMALL, "--start.run", str(path)])
+    assert "is not done: resume it before another run goes on from it" in capsys.readouterr().err
 
 
 def test_an_exam_names_every_arm_and_its_difference(run, tmp_path, capsys):
@@ -287,7 +310,8 @@ def test_resuming_what_is_done_changes_nothing(run, capsys):
         (["train", "smok"], "unknown recipe 'smok': did you mean 'smoke'?"),
         (["train", "smoke", "--fleets.0.task", "spiral"], "unknown task 'spiral': did you mean 'spirals'?"),
         (["train", "smoke", "--fleets.0.options.examples", "1"], "examples"),
-        (["train", "smoke", "--exam", "0"], "exam must be at least 2"),
+        (["train", "smoke", "--exam", "1"], "exam must be at least 2"),
+        (["train", "smoke", "--start.run", "nowhere"], "nowhere holds no run"),
         (["train", "smoke", "--engine.device", "cuda:9"], "device 'cuda:9'"),
         (["train", "smoke", "--learn.rent.end", "nan"], "end must not be negative"),
         (["resume", "nowhere"], "nowhere holds no run"),

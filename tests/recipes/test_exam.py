@@ -300,7 +300,8 @@ def test_a_task_stands_for_its_hosts_of_all_sizes():
 
 
 def test_what_is_held_out_is_learned_from_nowhere():
-    learned = recipe("general").fleets
+    learned = recipe("further").fleets
+    assert all(any(fleet.alike(known) for known in learned) for fleet in recipe("general").fleets)
     tasks, hosts = {fleet.task for fleet in learned}, {fleet.host for fleet in learned}
     assert not tasks & {setting(name).task for name in HELD_OUT}
     assert not tasks & {"images", "text"}
@@ -309,6 +310,7 @@ def test_what_is_held_out_is_learned_from_nowhere():
     assert Room(asked, setting("digits-4"), SMALL).unseen == "task and kind of host"
     assert Room(asked, setting("planted"), SMALL).unseen == "task"
     assert Room(asked, asked.fleets[0], SMALL).unseen == ""
+    assert Room(replace(asked, known=(setting("digits-4"),)), setting("digits-6"), SMALL).unseen == ""
 
 
 def test_where_a_task_has_a_teacher_its_size_is_the_measure():

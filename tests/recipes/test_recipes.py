@@ -10,7 +10,7 @@ from esper.leyline.errors import EsperError
 from esper.recipes import RECIPES, Recipe, recipe
 from esper.tolaria import Engine
 
-NEED_A_GPU = ("mnist1d_gpu", "general", "cifar10")
+NEED_A_GPU = ("mnist1d_gpu", "general", "further", "cifar10")
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -54,6 +54,7 @@ def broken(**changes):
         (broken(fleets__0__train__clip=-1.0), "clip must be positive, not -1.0"),
         (broken(fleets__0__env=None), r"recipe\.fleets\[0\]\.env must be an object"),
         (broken(checkpoint_every=0), "checkpoint_every must be at least 1"),
+        (broken(exam=1), "exam must be at least 2 hosts, or 0 for none, not 1"),
         (broken(learn__collect__budget="lots"), r"recipe\.learn\.collect\.budget must be a number"),
     ],
 )

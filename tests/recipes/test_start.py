@@ -6,25 +6,28 @@ import pytest
 import torch
 
 from esper.leyline.actions import Head, Op
+from esper.leyline.errors import EsperError
 from esper.recipes import recipe
 from esper.recipes.config import Band, FleetConfig, StartConfig
-from esper.recipes.start import begin
+from esper.recipes.start import begin, show
 from esper.simic.play import play
 from esper.simic.search import compare, random_plans
 from esper.tamiyo import Controller, ControllerConfig
+from esper.tamiyo.files import save_controller
 from esper.tamiyo.policies import Heuristic, Learned, Never
 
 START = StartConfig(plans=2, hosts=2, best=1, lives=8, epochs=200)
 RATES = (0.5, 1.0)
+SMALL = ControllerConfig(hidden=32, slot_hidden=16)
 
 
 def started(rng_seed: int = 0):
     plain = recipe("smoke")
     (fleet,) = plain.fleets
     fleets = (replace(fleet, options={"examples": 200}, rates=RATES, env=replace(fleet.env, episode=6)),)
-    small, learn = ControllerConfig(hidden=32, slot_hidden=16), replace(plain.learn, rng_seed=rng_seed)
-    asked = replace(plain, fleets=fleets, controller=small, start=START, learn=learn)
-    controller = Controller(small, rng_seed)
+    learn = replace(plain.learn, rng_seed=rng_seed)
+    asked = replace(plain, fleets=fleets, controller=SMALL, start=START, learn=learn)
+    controller = Controller(SMALL, rng_seed)
     return asked, controller, begin(asked, controller)
 
 
@@ -68,6 +71,54 @@ def test_the_same_seed_starts_the_same_way():
     mine, again, theirs = (list(c.parameters()) for c in (first, second, other))
     assert all(torch.equal(a, b) for a, b in zip(mine, again, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def small(widths=(4, 4), **start):
+    """A recipe with tiny hosts, which goes on from wherever it is told."""
+    plain = recipe("smoke")
+    (fleet,) = plain.fleets
+    fleet = replace(fleet, options={"examples": 200}, widths=widths, env=replace(fleet.env, episode=4))
+    return replace(plain, fleets=(fleet,), controller=SMALL, start=replace(START, **start))
+
+
+def test_who_goes_on_from_a_run_begins_with_its_weights(tmp_path):
+    before = Controller(SMALL, rng_seed=5)
+    save_controller(tmp_path / "controller.safetensors", before)
+    after = Controller(SMALL, rng_seed=6)
+    assert begin(small(run=str(tmp_path), plans=0), after) == 0
+    assert all(torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
+    with pytest.raises(EsperError, match="does not fit"):
+        begin(small(run=str(tmp_path), plans=0), Controller(ControllerConfig(hidden=16)))
+
+
+def test_it_shows_itself_where_it_knows_its_way_and_is_tried_elsewhere(monkeypatch):
+    tried = []
+
+    def first(build, policies, rent, hosts, best):
+        tried.append([policy.name for policy in policies])
+        return policies[:best], 7
+
+    monkeypatch.setattr("esper.recipes.start.tournament", first)
+    controller = Controller(SMALL)
+    known, new = small(run="somewhere"), small(widths=(5, 5), run="somewhere")
+    known = replace(known, known=new.fleets)
+    (here,), (there,) = known.fleets, new.fleets
+    more = replace(there, hosts=99, env=replace(there.env, rng_seed=9))
+    itself, other = show(known, more, controller), show(known, here, controller)
+    assert [policy.name for policy in itself.best] == ["learned"]
+    assert itself.decisions == 4 * START.lives, "nobody had to be tried"
+    assert tried == [["never", "heuristic", "learned", "plan", "plan"]]
+    assert other.decisions == 4 * (7 + START.lives)
+    assert [policy.name for policy in show(replace(known, start=START), here, controller).best] == ["never"]
+    assert tried[1] == ["never", "heuristic", "plan", "plan"], "whoever begins with random weights is not tried"
+
+
+def test_what_was_learned_from_before_counts():
+    known, new = small(), small(widths=(5, 5))
+    both = replace(new, known=(*known.fleets, replace(new.fleets[0], hosts=3)))
+    assert both.learned_from == (*new.fleets, *known.fleets)
+    assert both.fleets[0].alike(replace(both.fleets[0], rates=(2.0,)))
+    assert not both.fleets[0].alike(replace(both.fleets[0], train=replace(both.fleets[0].train, lr=1.0)))
 
 
 @pytest.mark.parametrize("name", ["hosts", "best", "lives", "epochs"])

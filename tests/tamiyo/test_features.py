@@ -68,6 +68,13 @@ def test_telemetry_can_be_switched_off_without_changing_a_width():
     assert {groups[name.removeprefix("no_")] for name in differing} == {"telemetry"}
 
 
+@pytest.mark.parametrize("kind", ["mlp", "cnn1d", "cnn2d", "transformer"])
+def test_an_empty_slot_says_what_its_dearest_seed_would_cost(kind):
+    view = view_of(kind)
+    told = column(SLOT_FEATURES, features(view).slots, "dearest")
+    assert torch.equal(told, view.setting.seed_parameters.amax(1).log1p().float().expand(3, 2))
+
+
 def test_names_are_unique():
     for table in (HOST_FEATURES, SLOT_FEATURES):
         names = column_names(table)

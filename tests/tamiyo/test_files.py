@@ -10,7 +10,7 @@ from esper.leyline.errors import FileError
 from esper.leyline.files import read, write
 from esper.simic.play import play
 from esper.tamiyo import Controller, ControllerConfig
-from esper.tamiyo.files import CONTROLLER_FORMAT, load_controller, save_controller
+from esper.tamiyo.files import CONTROLLER_FORMAT, READS, load_controller, save_controller
 from esper.tamiyo.policies import Learned
 from small_fleets import make_env
 
@@ -33,7 +33,7 @@ def test_it_decides_as_before(config, tmp_path):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("host_features", ["time_left"]), ("choices", {"op": ["WAIT"]}), ("families", ["norm"])],
+    [("host_features", ["time_left", "phase_of_the_moon"]), ("choices", {"op": ["WAIT"]}), ("families", ["norm"])],
 )
 def test_one_that_means_other_things_is_refused(field, value, tmp_path):
     path = tmp_path / "c.safetensors"
@@ -42,6 +42,33 @@ def test_one_that_means_other_things_is_refused(field, value, tmp_path):
     write(path, CONTROLLER_FORMAT, tensors, description | {field: value})
     with pytest.raises(FileError, match=f"holds another {field}"):
         load_controller(path)
+
+
+def without(names, feature, tensors, weight):
+    """A file of the time before there was a feature."""
+    kept = [i for i in range(tensors[weight].shape[1]) if i >= len(names) or names[i] != feature]
+    return [name for name in names if name != feature], tensors | {weight: tensors[weight][:, kept]}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_features_that_are_newer_than_a_controller_mean_nothing_to_it(config, tmp_path):
+    path, controller = tmp_path / "c.safetensors", Controller(config, rng_seed=5)
+    save_controller(path, controller)
+    tensors, description = read(path, CONTROLLER_FORMAT)
+    for features, feature in (("host_features", "score"), ("slot_features", "dearest")):
+        weight, column = READS[features], description[features].index(feature)
+        controller.state_dict()[weight][:, column] = 0.0
+        description[features], tensors = without(description[features], feature, tensors, weight)
+    write(path, CONTROLLER_FORMAT, tensors, description)
+    loaded = load_controller(path).state_dict()
+    assert all(torch.equal(x, loaded[name]) for name, x in controller.state_dict().items())
+
+
+def test_a_runs_folder_will_do(tmp_path):
+    save_controller(tmp_path / "controller.safetensors", Controller(CONFIGS[0], rng_seed=5))
+    assert load_controller(tmp_path).config == CONFIGS[0]
+    with pytest.raises(FileError, match=r"there is no file .*controller\.safetensors"):
+        load_controller(tmp_path / "..")
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path):

@@ -173,7 +173,7 @@ def cost(folders: Sequence[RunFolder]) -> dict[str, Any]:
     lives, decisions = sum(report.episodes for report in every), sum(report.decisions for report in every)
     early = sum(decisions for decisions, _ in starts)
     return {
-        "settings": len(Recipe.revived(folders[0].config()).fleets) if folders else 0,
+        "settings": len(Recipe.revived(folders[0].config()).learned_from) if folders else 0,
         "lives": lives + round(early * lives / max(decisions, 1)),  # a head start's lives are as long
         "decisions": decisions + early,
         "seconds": sum(sum(report.seconds.values()) for report in every) + sum(seconds for _, seconds in starts),

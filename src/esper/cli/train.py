@@ -27,10 +27,10 @@ from esper.leyline.plain import finite
 from esper.leyline.reports import UpdateReport
 from esper.recipes import RECIPES, Recipe, recipe
 from esper.recipes.exam import QUICK, hold_exam
-from esper.recipes.start import begin
+from esper.recipes.start import begin, place_of
 from esper.simic.checkpoint import load_training_run, save_training_run
 from esper.simic.train import Training
-from esper.tamiyo.files import save_controller
+from esper.tamiyo.files import load_controller, save_controller
 from esper.tamiyo.policies import Learned
 from esper.telemetry import SINKS, Board, RunFolder, Sink, SinkName
 from esper.telemetry.board import line
@@ -118,6 +118,8 @@ class Train:
         """The recipe with its changes."""
         plain = recipe(self.recipe)
         changed = tyro.cli(Recipe, default=plain, args=list(self.changes), prog=f"esper train {self.recipe}")
+        if changed.start.run:
+            changed = going_on(changed)
         if self.rng_seed is None:
             return changed
         fleets = tuple(replace(f, env=replace(f.env, rng_seed=self.rng_seed)) for f in changed.fleets)
@@ -167,13 +169,24 @@ def _summary(name: str) -> str:
     return (RECIPES[name].__doc__ or "").strip()
 
 
+def going_on(asked: Recipe) -> Recipe:
+    """The recipe of a run that goes on from another: with that one's controller, and knowing what it knows."""
+    before = RunFolder.open(place_of(asked.start.run))
+    if not before.done:
+        raise FileError(f"{before.path} is not done: resume it before another run goes on from it")
+    controller = load_controller(before.controller_path).config
+    if asked.controller not in (controller, recipe(asked.name).controller):
+        raise EsperError(f"controller must be left as it is in {before.path}, from which the run goes on")
+    return replace(asked, known=Recipe.revived(before.config()).learned_from, controller=controller)
+
+
 def go_on(folder: RunFolder, asked: Recipe, training: Training, listening: Listening, resumed: bool = False) -> None:
     """Train to the end, or until a signal asks to stop; either way nothing is lost."""
     best = pick_up(folder, training) if resumed else -float("inf")
     console = Console(stderr=listening.json)
     board = Board(str(folder.path), asked.learn.updates, folder.reports())
     with stopping() as asked_to_stop, listening.told(folder, asked, training.update) as tell:
-        if training.update == 0 and asked.start.plans:
+        if training.update == 0 and (asked.start.plans or asked.start.run):
             head_start(folder, asked, training, console)
         with listening.shown(board, console) as show:
             while training.update < asked.learn.updates and not asked_to_stop():
@@ -194,20 +207,23 @@ def go_on(folder: RunFolder, asked: Recipe, training: Training, listening: Liste
 
 
 def head_start(folder: RunFolder, asked: Recipe, training: Training, console: Console) -> None:
-    """Imitate the best of some plans, and note what that took."""
-    started = time.perf_counter()
+    """Begin where another run has ended, imitate the best of some plans, and note what all that took."""
+    started, run = time.perf_counter(), asked.start.run
+    before = cost([RunFolder.open(place_of(run))]) if run else {"decisions": 0, "seconds": 0.0}
     with console.status(f"{asked.start.plans} plans are tried, and the best imitated"):
         decisions = begin(asked, training.controller)
-    folder.write_start(decisions, time.perf_counter() - started)
+    folder.write_start(before["decisions"] + decisions, before["seconds"] + time.perf_counter() - started)
 
 
 def finish(folder: RunFolder, asked: Recipe, training: Training, console: Console) -> None:
-    """Hold a preliminary exam, keep the controller, write the report."""
+    """Hold a preliminary exam, if one is wanted, keep the controller, write the report."""
+    exams = []
     with console.status("the controller sits a preliminary exam"):
-        exams, lives = hold_exam(asked, [Learned(training.controller)], replace(QUICK, hosts=asked.exam))
-        took = cost([folder])
-        exams = [replace(exam, **took) for exam in exams]
-        folder.write_exam(exams, lives)
+        if asked.exam:
+            exams, lives = hold_exam(asked, [Learned(training.controller)], replace(QUICK, hosts=asked.exam))
+            took = cost([folder])
+            exams = [replace(exam, **took) for exam in exams]
+            folder.write_exam(exams, lives)
         save_controller(folder.controller_path, training.controller)
         path = write_report(folder)
     for exam in exams:

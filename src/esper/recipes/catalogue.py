@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from esper.leyline.errors import unknown
 from esper.recipes.config import FleetConfig, Recipe, StartConfig
-from esper.recipes.suite import images, setting, text, varied
+from esper.recipes.suite import images, later, setting, text, varied
 from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule
 from esper.simic.ppo import REVIEWED
 from esper.tamiyo.network import GPU, ControllerConfig
@@ -78,11 +78,20 @@ def mnist1d_gpu() -> Recipe:
 
 
 def general() -> Recipe:
-    """A controller for everyone: twenty kinds of hosts and data, none of them held out, for a GPU."""
+    """A controller for everyone: fourteen kinds of hosts and data, none of them held out, for a GPU."""
     plain = _for_a_gpu("general", *varied())
-    ppo = replace(plain.learn.ppo, lr=1e-3, lr_end=1e-4, minibatches=32, anneal=24)
+    ppo = replace(plain.learn.ppo, lr=1e-3, lr_end=1e-4, minibatches=32, anneal=32)
     start = StartConfig(plans=46, best=3, lives=32, epochs=200)  # in each round as many hosts as are learned from
-    return replace(plain, start=start, learn=replace(plain.learn, updates=24, ppo=ppo))
+    return replace(plain, start=start, learn=replace(plain.learn, updates=32, ppo=ppo))
+
+
+def further() -> Recipe:
+    """Six more kinds of hosts and data for a controller of `general` (`--start.run RUN`), for a GPU."""
+    plain = general()
+    ppo = replace(plain.learn.ppo, lr=5e-4, lr_end=5e-5, anneal=8)
+    start, learn = replace(plain.start, run="shipped", epochs=100), replace(plain.learn, updates=8, ppo=ppo)
+    fleets = (*varied(hosts=48), *later())
+    return replace(plain, name="further", fleets=fleets, start=start, learn=learn, checkpoint_every=2)
 
 
 def _for_a_gpu(name: str, *fleets: FleetConfig) -> Recipe:
@@ -127,6 +136,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "mnist1d": mnist1d,
     "mnist1d_gpu": mnist1d_gpu,
     "general": general,
+    "further": further,
     "cifar10": cifar10,
     "characters": characters,
     "reviewed": reviewed,

@@ -69,6 +69,11 @@ class FleetConfig:
         if len(self.rates) > 1 and self.hosts < least:
             raise EsperError(f"hosts must be at least {least}, a group for each of the rates, not {self.hosts}")
 
+    def alike(self, other: "FleetConfig") -> bool:
+        """Whether it is the same setting, whichever of its hosts are meant."""
+        env = replace(self.env, rng_seed=other.env.rng_seed)
+        return replace(self, hosts=other.hosts, rates=other.rates, env=env) == other
+
     def build(self, engine: Engine) -> FleetEnv:
         return self._at_rates(FleetEnv(self.fleet(engine, self.hosts), self.env))
 
@@ -94,8 +99,11 @@ class FleetConfig:
 class StartConfig:
     """A head start: never, the heuristic and plans written by chance meet in a tournament; the best are imitated."""
 
+    run: str = ""
+    """The folder of a run to go on from, or `shipped` for the controller that comes along. What it does in settings
+    that it knows is imitated, too; in others it takes part in the tournament."""
     plans: int = 0
-    """How many to try; 0 to begin with random weights."""
+    """How many to try; 0 to imitate nobody."""
     hosts: int = 2
     """Hosts that each is tried on at first; four times as many in every round."""
     best: int = 2
@@ -120,6 +128,8 @@ class Recipe:
     name: str
     fleets: tuple[FleetConfig, ...]
     """One controller learns on all of them together."""
+    known: tuple[FleetConfig, ...] = ()
+    """What the run that it goes on from has learned from."""
     controller: ControllerConfig = ControllerConfig()
     start: StartConfig = StartConfig()
     learn: LearnConfig = LearnConfig()
@@ -129,14 +139,22 @@ class Recipe:
     keep: int = 3
     """Checkpoints that are kept, the best one aside."""
     exam: int = 16
-    """Fresh hosts of each fleet on which the controller is compared with simple policies at the end."""
+    """Fresh hosts of each fleet on which the controller is compared with simple policies at the end; 0 to leave that
+    for later."""
 
     def __post_init__(self) -> None:
         if not self.fleets:
             raise EsperError("fleets must hold at least one")
-        for name, least in (("checkpoint_every", 1), ("keep", 1), ("exam", 2)):
+        for name, least in (("checkpoint_every", 1), ("keep", 1)):
             if getattr(self, name) < least:
                 raise EsperError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if self.exam < 0 or self.exam == 1:
+            raise EsperError(f"exam must be at least 2 hosts, or 0 for none, not {self.exam}")
+
+    @property
+    def learned_from(self) -> tuple[FleetConfig, ...]:
+        """All settings that the controller has met in the end."""
+        return (*self.fleets, *(old for old in self.known if not any(old.alike(fleet) for fleet in self.fleets)))
 
     def build(self) -> Training:
         """The training, ready for its first update."""

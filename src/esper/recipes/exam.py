@@ -118,8 +118,8 @@ class Room:
         self.recipe, self.fleet, self.config = recipe, fleet, config
         self.rent, self.rng_seed = recipe.learn.rent.end, recipe.learn.rng_seed
         new = {
-            "task": all(f.task != fleet.task for f in recipe.fleets),
-            "kind of host": all(f.host != fleet.host for f in recipe.fleets),
+            "task": all(f.task != fleet.task for f in recipe.learned_from),
+            "kind of host": all(f.host != fleet.host for f in recipe.learned_from),
         }
         self.unseen = " and ".join(name for name, unseen in new.items() if unseen)
         self.grid = [rate * fleet.train.lr for rate in sorted(config.rates)]

@@ -1,15 +1,19 @@
-"""A head start: the controller begins as a clone of the best of never, the heuristic and plans written by chance."""
+"""A head start: the controller begins where another run has ended, or as a clone of the best of never, the heuristic
+and plans written by chance, or both."""
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
+from esper.leyline.files import match
 from esper.recipes.config import Band, FleetConfig, Recipe
 from esper.simic.cloning import CloneConfig, CloneReport, clone
 from esper.simic.rollout import Rollout, record_lives
 from esper.simic.search import random_plans, tournament
 from esper.tamiyo import Controller
-from esper.tamiyo.policies import Heuristic, Never, Policy
+from esper.tamiyo.files import SHIPPED, load_controller
+from esper.tamiyo.policies import Heuristic, Learned, Never, Policy
 from esper.tolaria import FleetEnv
 
 
@@ -24,19 +28,36 @@ class Shown(NamedTuple):
 
 
 def begin(recipe: Recipe, controller: Controller) -> int:
-    """Find the best in a tournament and imitate them, on every fleet. Returns how many decisions that took."""
+    """Take over from the run that it goes on from, if there is one, and imitate the best on every fleet, if any plans
+    are to be tried. Returns how many decisions that took."""
+    if recipe.start.run:
+        before = load_controller(place_of(recipe.start.run))
+        match(recipe.start.run, controller.state_dict(), before.state_dict())
+        controller.load_state_dict(before.state_dict())
+    if not recipe.start.plans:
+        return 0
     shown = [show(recipe, fleet, controller) for fleet in recipe.fleets]
     imitate(recipe, controller, shown)
     return sum(fleet.decisions for fleet in shown)
 
 
+def place_of(run: str) -> Path:
+    """The folder of a run to go on from."""
+    return SHIPPED if run == "shipped" else Path(run)
+
+
 def show(recipe: Recipe, fleet: FleetConfig, controller: Controller) -> Shown:
-    """The best of a tournament on a fleet's hosts, and their lives as the controller would see them."""
+    """The best on a fleet's hosts, and their lives as the controller would see them. What it knows already it shows
+    itself; elsewhere a tournament decides."""
     start, rent, rng_seed = recipe.start, recipe.learn.rent.end, recipe.learn.rng_seed
-    build = partial(_build, recipe, fleet)
-    tried = [Never(), Heuristic(), *random_plans(build(1, 1).setting, start.plans, rng_seed)]
-    best, lives = tournament(build, tried, rent, start.hosts, start.best)
-    env = fleet.build_group(recipe.engine, start.lives, len(best), Band.SHOW)
+    best, lives = [Learned(controller)], 0
+    if not any(fleet.alike(known) for known in recipe.known):
+        build = partial(_build, recipe, fleet)
+        itself = best if start.run else []
+        tried = [Never(), Heuristic(), *itself, *random_plans(build(1, 1).setting, start.plans, rng_seed)]
+        best, lives = tournament(build, tried, rent, start.hosts, start.best)
+    hosts = start.lives * start.best // len(best)
+    env = fleet.build_group(recipe.engine, hosts, len(best), Band.SHOW)
     episodes = record_lives(env, best, controller, rent, recipe.learn.reward, rng_seed)
     return Shown(best, episodes, fleet.env.episode * (lives + env.fleet.num_hosts))
 

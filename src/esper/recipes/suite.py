@@ -52,11 +52,11 @@ HELD_OUT = ("digits-4", "digits-6")
 """A task that `general` does not learn from, as text and images are. It never saw a transformer either."""
 
 
-def varied() -> tuple[FleetConfig, ...]:
+def varied(hosts: int = 96) -> tuple[FleetConfig, ...]:
     """What a controller for everyone learns from: for three kinds of hosts some that growth helps and some that it only
-    makes dearer, in the first slot or in a later one, by seeds that are large beside their hosts or small; few slots
-    and more, short lives and longer ones, little data and much, slow and fast."""
-    fleets = (
+    makes dearer; few slots and more, short lives and longer ones, little data and much, slow and fast."""
+    return _at_three_rates(
+        hosts,
         _signals(4),
         _signals(8),
         _signals(16, examples=1700),
@@ -71,6 +71,14 @@ def varied() -> tuple[FleetConfig, ...]:
         _vectors("spirals", 6, arms=5, examples=2000),
         _vectors("spirals", 16, arms=5, examples=2000),
         _vectors("planted", 4, examples=2000),
+    )
+
+
+def later(hosts: int = 96) -> tuple[FleetConfig, ...]:
+    """What is not among those: later slots that pay more than the first one, seeds that pay though they are small
+    beside their hosts."""
+    return _at_three_rates(
+        hosts,
         _pictures(4, 8, 16, lr=1e-2, epochs=12, variants=6, side=12, examples=4000),
         _pictures(4, 8, 16, lr=1e-2, epochs=12, variants=6, side=16, examples=3000),
         _pictures(6, 12, 24, lr=1e-2, epochs=12, variants=4, side=16, examples=3000),
@@ -78,7 +86,10 @@ def varied() -> tuple[FleetConfig, ...]:
         _pictures(6, 6, host="mlp", variants=4, side=16),
         _pictures(6, 6, 6, host="mlp", variants=2, side=10),
     )
-    return tuple(replace(fleet, hosts=96, rates=(0.5, 1.0, 2.0)) for fleet in fleets)
+
+
+def _at_three_rates(hosts: int, *fleets: FleetConfig) -> tuple[FleetConfig, ...]:
+    return tuple(replace(fleet, hosts=hosts, rates=(0.5, 1.0, 2.0)) for fleet in fleets)
 
 
 def images(path: str | Path) -> FleetConfig:

@@ -81,6 +81,11 @@ def _slot_position(view: View) -> Tensor:
     return (torch.arange(stage.shape[1], device=stage.device) / max(stage.shape[1] - 1, 1)).expand(stage.shape)
 
 
+def _of_slot(view: View, table: Float[Tensor, " S"]) -> Tensor:
+    """What is the same for a slot of every host."""
+    return table.to(view.signals.score).expand(view.signals.slots.stage.shape)
+
+
 def _of_seed(view: View, table: Tensor) -> Tensor:
     """A seed's own entry in a table of slots and blueprints; NaN where there is no seed."""
     blueprint = view.signals.slots.blueprint
@@ -125,6 +130,7 @@ SLOT_FEATURES: tuple[Feature, ...] = (
     Feature("pull", lambda v: v.signals.vitals.pull / v.signals.vitals.pull.sum(1, keepdim=True), may_miss=True),
     Feature("healthy", lambda v: v.signals.vitals.healthy.float(), "telemetry"),
     Feature("share", lambda v: symlog(v.signals.vitals.share), "telemetry", may_miss=True),
+    Feature("dearest", lambda v: _of_slot(v, torch.log1p(v.setting.seed_parameters.amax(1)))),
 )
 
 
