@@ -12,7 +12,7 @@ from esper.cli.look import show_exam
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.recipes import recipe
-from esper.recipes.config import Band
+from esper.recipes.config import Band, FleetConfig, Places
 from esper.recipes.exam import QUICK, ExamConfig, Room, hold_exam
 from esper.recipes.suite import HELD_OUT, SUITE, setting, settings
 from esper.simic.exam import Arm
@@ -33,12 +33,17 @@ def smoke():
     return replace(plain, fleets=(small,))
 
 
-@pytest.fixture(scope="module")
-def held():
+def everyone():
+    """An exam with two trainings and two guests."""
     asked = smoke()
     trainings = [Learned(Controller(asked.controller, seed)) for seed in (1, 2)]
     guest = FixedPlan([Planned(0, {"op": "GERMINATE", "slot": "s0"})], name="mine")
-    (report,), lives = hold_exam(asked, trainings, SMALL, [guest, FixedPlan([], name="idle")])
+    return asked, trainings, SMALL, [guest, FixedPlan([], name="idle")]
+
+
+@pytest.fixture(scope="module")
+def held():
+    (report,), lives = hold_exam(*everyone())
     return report, lives
 
 
@@ -89,6 +94,24 @@ def test_whoever_sat_in_the_same_places_before_leaves_no_trace():
     for mine, theirs in ((after, alone), (grown, afresh)):
         assert all(torch.equal(a, b) for a, b in zip(mine.outcome, theirs.outcome, strict=True))
         assert all(torch.equal(a, b) for a, b in zip(mine.topology, theirs.topology, strict=True))
+
+
+def test_an_exam_in_few_places_is_the_same_as_one_with_a_fleet_for_everyone(held, monkeypatch):
+    """Whoever sits in places where others have been: nothing but the time it takes depends on it."""
+    env, build, built = Places.env, FleetConfig.fleet, []
+
+    def afresh(places, *given, **more):
+        places.fleet = None
+        return env(places, *given, **more)
+
+    monkeypatch.setattr(FleetConfig, "fleet", lambda *given: built.append(given[-1]) or build(*given))
+    hold_exam(*everyone())
+    few = len(built)
+    monkeypatch.setattr(Places, "env", afresh)
+    (fresh,), _ = hold_exam(*everyone())
+    assert len(built) - few > 2 * few
+    for shared, alone in zip(held[0].arms, fresh.arms, strict=True):
+        assert replace(shared, seconds=0.0) == replace(alone, seconds=0.0)
 
 
 def test_a_preliminary_exam_touches_neither_final_hosts_nor_test_data():
@@ -286,7 +309,8 @@ def test_an_impossible_exam_is_refused(field, value, message):
 
 @pytest.mark.parametrize("name", SUITE)
 def test_every_setting_of_the_suite_can_be_examined(name):
-    env = setting(name).build_group(Engine(), 1, 2, Band.FINAL, test=True)
+    fleet = setting(name)
+    env = Places(fleet, Engine()).env(1, 2, Band.FINAL, fleet.test_data())
     assert env.test is not None
     assert len(env.reset().score) == 2
 

@@ -8,7 +8,7 @@ import torch
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.recipes import recipe
-from esper.recipes.config import Band, FleetConfig, StartConfig
+from esper.recipes.config import Band, FleetConfig, Places, StartConfig
 from esper.recipes.start import begin, show
 from esper.simic.play import play
 from esper.simic.search import compare, random_plans
@@ -32,19 +32,21 @@ def started(rng_seed: int = 0):
 
 
 def test_the_best_is_imitated_on_other_hosts(monkeypatch):
-    built, envs = [], []
-    plain = FleetConfig.build_group
+    lived, fleets = [], []
+    plain, build = Places.env, FleetConfig.fleet
 
-    def seen(self, engine, hosts, group, band, *rest):
-        built.append((hosts, group, band))
-        envs.append(plain(self, engine, hosts, group, band, *rest))
-        return envs[-1]
+    def seen(self, hosts, group, band):
+        env = plain(self, hosts, group, band)
+        lived.append((hosts, group, band, env.fleet.lr.tolist()))
+        return env
 
-    monkeypatch.setattr(FleetConfig, "build_group", seen)
+    monkeypatch.setattr(Places, "env", seen)
+    monkeypatch.setattr(FleetConfig, "fleet", lambda *given: fleets.append(given) or build(*given))
     asked, controller, decisions = started()
-    assert built == [(1, 1, Band.SEARCH), (2, 4, Band.SEARCH), (8, 1, Band.SHOW)]
     slow, fast = (rate * asked.fleets[0].train.lr for rate in RATES)
-    assert [env.fleet.lr.tolist() for env in envs] == [[slow], [slow] * 4 + [fast] * 4, [slow, fast] * 4]
+    tried, shown = (2, 4, Band.SEARCH, [slow] * 4 + [fast] * 4), (8, 1, Band.SHOW, [slow, fast] * 4)
+    assert lived == [shown, tried, shown], "first only to see what hosts there are"
+    assert len(fleets) == 1, "all in the same places"
     assert decisions == 6 * (2 * 4 + 8)
     (fleet,) = asked.fleets
     env = fleet.build_group(asked.engine, 2, 4, Band.SEARCH)

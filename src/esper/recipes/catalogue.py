@@ -89,7 +89,8 @@ def further() -> Recipe:
     """Six more kinds of hosts and data for a controller of `general` (`--start.run RUN`), for a GPU."""
     plain = general()
     ppo = replace(plain.learn.ppo, lr=5e-4, lr_end=5e-5, anneal=8)
-    start, learn = replace(plain.start, run="shipped", epochs=100), replace(plain.learn, updates=8, ppo=ppo)
+    start = replace(plain.start, run="shipped", plans=45, epochs=100)  # it takes part, too
+    learn = replace(plain.learn, updates=8, ppo=ppo)
     fleets = (*varied(hosts=48), *later())
     return replace(plain, name="further", fleets=fleets, start=start, learn=learn, checkpoint_every=2)
 

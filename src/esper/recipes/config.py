@@ -12,6 +12,7 @@ from esper.kasmina.gates import LifecycleConfig
 from esper.leyline.errors import EsperError
 from esper.leyline.plain import revive
 from esper.leyline.specs import HostSpec
+from esper.leyline.state import Split
 from esper.simic import LearnConfig
 from esper.simic.train import Training
 from esper.tamiyo import Controller, ControllerConfig
@@ -75,24 +76,46 @@ class FleetConfig:
         return replace(self, hosts=other.hosts, rates=other.rates, env=env) == other
 
     def build(self, engine: Engine) -> FleetEnv:
-        return self._at_rates(FleetEnv(self.fleet(engine, self.hosts), self.env))
+        return self.at_rates(FleetEnv(self.fleet(engine, self.hosts), self.env))
 
-    def _at_rates(self, env: FleetEnv) -> FleetEnv:
+    def at_rates(self, env: FleetEnv) -> FleetEnv:
+        """An env whose groups learn at the rates of this, in turn."""
         rates = torch.tensor(self.rates, dtype=torch.float64, device=env.fleet.device)
         env.fleet.learn_at(self.train.lr * rates[env.groups % len(rates)])
         return env
 
     def fleet(self, engine: Engine, hosts: int) -> Fleet:
+        gc.collect()  # the last fleet and its recorded programs refer to each other, and hold the device's memory
         task = load_task(self.task, **self.options)
         spec = HostSpec(self.host, task.spec.inputs, task.spec.outputs, self.widths)
         return Fleet(spec, task, range(hosts), self.train, lifecycle=self.lifecycle, engine=engine)
 
-    def build_group(self, engine: Engine, hosts: int, group: int, band: int, test: bool = False) -> FleetEnv:
+    def build_group(self, engine: Engine, hosts: int, group: int, band: int) -> FleetEnv:
         """Some hosts, each of them for every policy of a group; other ones in every band of rng_seeds."""
-        gc.collect()  # the last fleet and its recorded programs refer to each other, and hold the device's memory
-        config = replace(self.env, group=group, staggered=False, rng_seed=self.env.rng_seed + band)
-        held = load_test(self.task, **self.options) if test else None
-        return self._at_rates(FleetEnv(self.fleet(engine, hosts * group), config, held))
+        return Places(self, engine).env(hosts, group, band)
+
+    def test_data(self) -> Split:
+        """What final exams are scored on."""
+        return load_test(self.task, **self.options)
+
+
+class Places:
+    """A fleet for one group of hosts after the other: it is built anew only where their number changes. Whoever was
+    there before must have ended, and leaves no trace."""
+
+    def __init__(self, config: FleetConfig, engine: Engine) -> None:
+        self.config, self.engine = config, engine
+        self.fleet: Fleet | None = None
+
+    def env(self, hosts: int, group: int, band: int, test: Split | None = None, episode: int | None = None) -> FleetEnv:
+        """Some hosts of a band, each of them for every policy of a group."""
+        if self.fleet is None or self.fleet.num_hosts != hosts * group:
+            self.fleet = None  # its memory may be needed
+            self.fleet = self.config.fleet(self.engine, hosts * group)
+        env = self.config.env
+        rng_seed, episode = env.rng_seed + band, episode or env.episode
+        config = replace(env, group=group, staggered=False, rng_seed=rng_seed, episode=episode)
+        return self.config.at_rates(FleetEnv(self.fleet, config, test))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
 from esper.leyline.errors import EsperError
 from esper.leyline.reports import ExamReport, Life
-from esper.leyline.state import SlotState
-from esper.recipes.config import Band, FleetConfig, Recipe
+from esper.leyline.state import SlotState, Split
+from esper.recipes.config import Band, FleetConfig, Places, Recipe
 from esper.simic.exam import ORACLE, RIGHT_SIZE, Arm, Replay, Sitting, described, distinct, sit, verdicts
 from esper.simic.play import play
 from esper.simic.search import compare, pair_plans, random_plans, single_plans, tournament
@@ -126,6 +127,7 @@ class Room:
         """Of learning rates."""
         self.searched: dict[str, int] = {}
         """Lives that went into choosing an arm."""
+        self.places = Places(fleet, recipe.engine)
         self.example = self.env(1, 1, Band.PLANS, [fleet.train.lr])
         where = f"{self.example.fleet.task.name}, {described(self.example.fleet)}"
         self.tell: Tell = lambda said: tell(f"{where}: {said}")
@@ -149,6 +151,7 @@ class Room:
         lives = [life for arm in (ours, *others) for life in arm.sittings[0].lives]
         if config.thorough:
             others += self.derived(policies, ours, others[0])
+        self.places.fleet = None  # other rooms need the memory
         data = "test" if self.config.final else "validation"
         report = verdicts(self.example.fleet, self.rent, ours, others, self.rng_seed, data)
         ends = (self.grid[0], self.grid[-1]) if len(self.grid) > 1 else ()
@@ -159,10 +162,13 @@ class Room:
         self, hosts: int, group: int, band: int, lr: Sequence[float], test: bool = False, episode: int | None = None
     ) -> FleetEnv:
         """Hosts of a band, where the n-th of each group has the n-th learning rate."""
-        config = self.fleet if episode is None else replace(self.fleet, env=replace(self.fleet.env, episode=episode))
-        env = config.build_group(self.recipe.engine, hosts, group, band, test)
+        env = self.places.env(hosts, group, band, self.test_data if test else None, episode)
         env.fleet.learn_at(torch.tensor(list(lr), dtype=torch.float64, device=env.fleet.device).repeat(hosts))
         return env
+
+    @cached_property
+    def test_data(self) -> Split:
+        return self.fleet.test_data()
 
     def paper(self, lr: float, episode: int | None = None) -> FleetEnv:
         """The hosts that count, the same ones each time."""
@@ -230,9 +236,10 @@ class Room:
         """The best of them on hosts of their own, which learn at different rates."""
         self.tell(f"{name}, chosen among {len(plans)}")
         around = replace(self.fleet, rates=AROUND, hosts=len(AROUND) * self.fleet.env.group)
+        places = Places(around, self.recipe.engine)
 
         def build(hosts: int, group: int, round: int) -> FleetEnv:
-            return around.build_group(self.recipe.engine, hosts, group, Band.PLANS + round)
+            return places.env(hosts, group, Band.PLANS + round)
 
         (best,), self.searched[name] = tournament(build, plans, self.rent, hosts=len(AROUND), room=self.room)
         return FixedPlan(best.plan, name=name)

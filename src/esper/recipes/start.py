@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esper.leyline.files import match
-from esper.recipes.config import Band, FleetConfig, Recipe
+from esper.recipes.config import Band, FleetConfig, Places, Recipe
 from esper.simic.cloning import CloneConfig, CloneReport, clone
 from esper.simic.rollout import Rollout, record_lives
 from esper.simic.search import random_plans, tournament
@@ -50,14 +50,13 @@ def show(recipe: Recipe, fleet: FleetConfig, controller: Controller) -> Shown:
     """The best on a fleet's hosts, and their lives as the controller would see them. What it knows already it shows
     itself; elsewhere a tournament decides."""
     start, rent, rng_seed = recipe.start, recipe.learn.rent.end, recipe.learn.rng_seed
+    places, hosts = Places(fleet, recipe.engine), start.lives * start.best
     best, lives = [Learned(controller)], 0
     if not any(fleet.alike(known) for known in recipe.known):
-        build = partial(_build, recipe, fleet)
-        itself = best if start.run else []
-        tried = [Never(), Heuristic(), *itself, *random_plans(build(1, 1).setting, start.plans, rng_seed)]
-        best, lives = tournament(build, tried, rent, start.hosts, start.best)
-    hosts = start.lives * start.best // len(best)
-    env = fleet.build_group(recipe.engine, hosts, len(best), Band.SHOW)
+        setting, itself = places.env(hosts, 1, Band.SHOW).setting, best if start.run else []
+        tried = [Never(), Heuristic(), *itself, *random_plans(setting, start.plans, rng_seed)]
+        best, lives = tournament(partial(_build, places), tried, rent, start.hosts, start.best)
+    env = places.env(hosts // len(best), len(best), Band.SHOW)
     episodes = record_lives(env, best, controller, rent, recipe.learn.reward, rng_seed)
     return Shown(best, episodes, fleet.env.episode * (lives + env.fleet.num_hosts))
 
@@ -70,5 +69,5 @@ def imitate(recipe: Recipe, controller: Controller, shown: Sequence[Shown]) -> C
     return last
 
 
-def _build(recipe: Recipe, fleet: FleetConfig, hosts: int, group: int, round: int = 0) -> FleetEnv:
-    return fleet.build_group(recipe.engine, hosts, group, Band.SEARCH + round)
+def _build(places: Places, hosts: int, group: int, round: int) -> FleetEnv:
+    return places.env(hosts, group, Band.SEARCH + round)
