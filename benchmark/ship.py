@@ -1,8 +1,9 @@
 """Put a controller into the package: of several trainings the one whose J over its last ten updates was best, with its
-recipe, the command that trained it, and the exams of all of them. All trainings are kept beside this script, so that
-their exams can be held again without training anew, and so is the log of all final exams that they ever sat.
+recipe, the command that trained it, and the exams of all of them. All trainings are kept beside this script, in the
+folder of their recipe, so that their exams can be held again without training anew, and so is the log of all final
+exams that were ever sat.
 
-python benchmark/ship.py runs/g1 runs/g2 runs/g3 runs/g4 runs/g5 --examined runs/g1
+python benchmark/ship.py runs/f1 runs/f2 runs/f3 runs/f4 runs/f5 --examined runs/exams/mnist1d-8 runs/exams/digits-4
 """
 
 import shutil
@@ -16,7 +17,7 @@ import tyro
 from esper.tamiyo.files import SHIPPED, load_controller
 from esper.telemetry.folder import CONTROLLER, EXAMS, REPORTS, START, RunFolder
 
-TRAININGS = Path(__file__).parent / "general"
+KEPT = Path(__file__).parent
 FILES = (REPORTS, START, CONTROLLER)
 PRIVATE = ("id", "platform")
 """What is nobody's business of where it was trained."""
@@ -36,7 +37,7 @@ class Ship:
         exams = [exam for path in self.examined for exam in RunFolder.open(path).exams()]
         for folder in folders:
             load_controller(folder.controller_path)  # refuses what this Esper cannot use
-            copied(folder, TRAININGS / folder.path.name)
+            copied(folder, KEPT / folder.config()["name"] / folder.path.name)
         best = folders[found.index(max(found))]
         for folder, j in zip(folders, found, strict=True):
             print(f"{folder.path}: J {j:.4f}{', shipped' if exams and folder is best else ''}")
@@ -49,8 +50,8 @@ class Ship:
 
 def remember(held: list[str]) -> None:
     """Final exams are never forgotten, those that are held again neither."""
-    known = (TRAININGS / EXAMS).read_text().splitlines() if (TRAININGS / EXAMS).exists() else []
-    (TRAININGS / EXAMS).write_text("".join(f"{line}\n" for line in dict.fromkeys([*known, *held])))
+    known = (KEPT / EXAMS).read_text().splitlines() if (KEPT / EXAMS).exists() else []
+    (KEPT / EXAMS).write_text("".join(f"{line}\n" for line in dict.fromkeys([*known, *held])))
 
 
 def copied(folder: RunFolder, path: Path) -> RunFolder:

@@ -1,6 +1,6 @@
 """What would pay, and what do controllers plant? For every slot and blueprint of a setting: how large the seed is (in
 hosts), how far a host with this one seed from the beginning ends above one that never grows, in score and in J, and how
-often it is planted in a life of the trainings in benchmark/further. On hosts for trying things out, validation data.
+often it is planted in a life of some trainings. On hosts for trying things out, validation data.
 
 python benchmark/what_pays.py digits-6 [--fleets 14 15] [--images cifar10.npz --text tale.txt] [--widths 4 8 16] \
     [--device cuda]
@@ -37,6 +37,8 @@ class Question:
     widths: tuple[int, ...] = ()
     """Of hosts, instead of those of the settings."""
     hosts: int = 8
+    runs: tuple[Path, ...] = tuple(sorted(Path(__file__).parent.glob("general/g?")))
+    """Of trainings."""
     device: str = "cpu"
 
     def run(self) -> None:
@@ -49,8 +51,7 @@ class Question:
     def ask(self, fleet: FleetConfig) -> None:
         engine = within_memory(Engine.on(self.device))
         example = fleet.build_group(engine, 1, 1, Band.DEVELOPMENT).setting
-        files = sorted((Path(__file__).parent / "general").glob("*/controller.safetensors"))
-        learned = [Learned(load_controller(path).to(engine.place())) for path in files]
+        learned = [Learned(load_controller(path).to(engine.place())) for path in self.runs]
         plans = single_plans(example, (0,))
         policies = [Never(), Heuristic(), *plans, *learned]
         planted: Counter[tuple[int, int]] = Counter()

@@ -86,7 +86,7 @@ def general() -> Recipe:
 
 
 def further() -> Recipe:
-    """Six more kinds of hosts and data for a controller of `general` (`--start.run RUN`), for a GPU."""
+    """Eight more kinds of hosts and data for a controller of `general` (`--start.run RUN`), for a GPU."""
     plain = general()
     ppo = replace(plain.learn.ppo, lr=5e-4, lr_end=5e-5, anneal=8)
     start = replace(plain.start, run="shipped", plans=45, epochs=100)  # it takes part, too

@@ -76,7 +76,7 @@ def varied(hosts: int = 96) -> tuple[FleetConfig, ...]:
 
 def later(hosts: int = 96) -> tuple[FleetConfig, ...]:
     """What is not among those: later slots that pay more than the first one, seeds that pay though they are small
-    beside their hosts."""
+    beside their hosts; and perceptrons with all the data that exams give them."""
     return _at_three_rates(
         hosts,
         _pictures(4, 8, 16, lr=1e-2, epochs=12, variants=6, side=12, examples=4000),
@@ -85,6 +85,8 @@ def later(hosts: int = 96) -> tuple[FleetConfig, ...]:
         _pictures(8, 8, host="mlp", variants=3, side=12),
         _pictures(6, 6, host="mlp", variants=4, side=16),
         _pictures(6, 6, 6, host="mlp", variants=2, side=10),
+        setting("spirals"),
+        setting("planted"),
     )
 
 

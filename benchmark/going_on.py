@@ -1,0 +1,90 @@
+"""What does a controller gain by going on to more settings, and what does it lose? Some fleets of the recipe further on
+two cores, from a run of general. J on fresh hosts of each of them, and of settings that it never learns from: before it
+goes on, when it has imitated the best, and after some updates.
+
+python benchmark/going_on.py [--fleets 10 11 12 13 17 18 19] [--updates 8] [--plans 0] [--run-dir benchmark/general/g4]
+"""
+
+from copy import deepcopy
+from dataclasses import dataclass, replace
+
+import tyro
+
+from esper.recipes.catalogue import further, general
+from esper.recipes.config import Band, FleetConfig
+from esper.recipes.start import begin
+from esper.simic.search import compare
+from esper.simic.train import train
+from esper.tamiyo.files import load_controller
+from esper.tamiyo.policies import Heuristic, Learned, Never
+from esper.tolaria import Engine, EnvConfig, TrainConfig
+
+UNFAMILIAR = tuple(
+    FleetConfig(
+        task=task,
+        options=options,
+        host="mlp",
+        widths=widths,
+        train=TrainConfig(lr=lr, batch_size=64),
+        env=EnvConfig(episode=16),
+    )
+    for task, options, widths, lr in (
+        ("digits", {}, (8, 8), 2e-2),
+        ("digits", {}, (6, 6, 6), 2e-2),
+        ("digits", {}, (16, 16), 2e-2),
+        ("glyphs", {"variants": 1, "side": 10}, (12, 12), 2e-2),
+        ("glyphs", {"variants": 3, "side": 16}, (20, 20), 2e-2),
+        ("mnist1d", {}, (24, 24), 1e-2),
+        ("waves", {"noise": 0.1}, (4, 4), 2e-2),
+    )
+)
+"""Perceptrons where no controller has learned: an unknown task, or another size of host or task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    fleets: tuple[int, ...] = (10, 11, 12, 13, 17, 18, 19)
+    """Places in the recipe's list; those with perceptrons are quick."""
+    run_dir: str = "benchmark/general/g4"
+    """Where it goes on from."""
+    plans: int = 45
+    """That it meets in settings which it does not know; 0 to imitate nobody."""
+    updates: int = 8
+    group: int = 48
+    """Hosts of each fleet to learn from."""
+    hosts: int = 24
+    """To compare on."""
+    rng_seed: int = 11
+    device: str = "cpu"
+
+    def run(self) -> None:
+        plain, engine = further(), Engine.on(self.device)
+        fleets = tuple(replace(plain.fleets[i], hosts=self.group) for i in self.fleets)
+        start = replace(plain.start, run=self.run_dir, plans=self.plans)
+        ppo = replace(plain.learn.ppo, anneal=self.updates, minibatches=16)
+        learn = replace(plain.learn, updates=self.updates, ppo=ppo, rng_seed=self.rng_seed)
+        recipe = replace(plain, fleets=fleets, known=general().fleets, start=start, learn=learn, engine=engine)
+        before = load_controller(self.run_dir).to(engine.place())
+        begin(recipe, after := deepcopy(before))
+        cloned = deepcopy(after)
+        for report in train([fleet.build(engine) for fleet in fleets], after, learn):
+            print(f"update {report.update}: J {report.objective:.4f}, KL {report.kl:.3f}", flush=True)
+        arms = {"never": Never(), "heuristic": Heuristic()}
+        arms |= {"before": Learned(before), "cloned": Learned(cloned), "after": Learned(after)}
+        print("| setting | " + " | ".join(arms) + " | after − before |\n|---|" + "--:|" * (len(arms) + 1))
+        for fleet in (*fleets, *UNFAMILIAR):
+            self.compare(recipe.learn.rent.end, fleet, arms, engine)
+
+    def compare(self, rent: float, fleet: FleetConfig, arms: dict, engine: Engine) -> None:
+        env = fleet.build_group(engine, self.hosts, len(arms), Band.DEVELOPMENT)
+        found = dict(zip(arms, compare(env, list(arms.values()), rent, self.rng_seed), strict=True))
+        gain = found["after"].objective - found["before"].objective
+        half = 1.96 * gain.std() / len(gain) ** 0.5
+        told = " | ".join(f"{arm.objective.mean():.3f}" for arm in found.values())
+        options = "".join(f", {name} {value}" for name, value in fleet.options.items())
+        name = f"{fleet.task}{options}, {fleet.host} {'-'.join(map(str, fleet.widths))}"
+        print(f"| {name} | {told} | {gain.mean():+.3f} ± {half:.3f} |", flush=True)
+
+
+if __name__ == "__main__":
+    tyro.cli(Question).run()
