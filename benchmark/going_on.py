@@ -19,6 +19,16 @@ from esper.tamiyo.files import load_controller
 from esper.tamiyo.policies import Heuristic, Learned, Never
 from esper.tolaria import Engine, EnvConfig, TrainConfig
 
+PERCEPTRONS: tuple[tuple[str, dict[str, int | float | str], tuple[int, ...], float], ...] = (
+    ("digits", {}, (8, 8), 2e-2),
+    ("digits", {}, (6, 6, 6), 2e-2),
+    ("digits", {}, (16, 16), 2e-2),
+    ("glyphs", {"variants": 1, "side": 10}, (12, 12), 2e-2),
+    ("glyphs", {"variants": 3, "side": 16}, (20, 20), 2e-2),
+    ("mnist1d", {}, (24, 24), 1e-2),
+    ("waves", {"noise": 0.1}, (4, 4), 2e-2),
+)
+"""Where no controller has learned: an unknown task, or another size of host or task."""
 UNFAMILIAR = tuple(
     FleetConfig(
         task=task,
@@ -28,17 +38,8 @@ UNFAMILIAR = tuple(
         train=TrainConfig(lr=lr, batch_size=64),
         env=EnvConfig(episode=16),
     )
-    for task, options, widths, lr in (
-        ("digits", {}, (8, 8), 2e-2),
-        ("digits", {}, (6, 6, 6), 2e-2),
-        ("digits", {}, (16, 16), 2e-2),
-        ("glyphs", {"variants": 1, "side": 10}, (12, 12), 2e-2),
-        ("glyphs", {"variants": 3, "side": 16}, (20, 20), 2e-2),
-        ("mnist1d", {}, (24, 24), 1e-2),
-        ("waves", {"noise": 0.1}, (4, 4), 2e-2),
-    )
+    for task, options, widths, lr in PERCEPTRONS
 )
-"""Perceptrons where no controller has learned: an unknown task, or another size of host or task."""
 
 
 @dataclass(frozen=True, kw_only=True)

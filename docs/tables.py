@@ -20,7 +20,7 @@ from esper.kasmina.hosts import build_host, host_kind, host_kinds, weak_host
 from esper.kasmina.slots import build_seed
 from esper.leyline.actions import STYLES, ActionSpace, Graft, Head, Op
 from esper.leyline.lifecycle import TRANSITIONS, Gate, Stage
-from esper.leyline.reports import ArmReport, ExamReport, Interval
+from esper.leyline.reports import ArmReport, ExamReport
 from esper.leyline.specs import Stream
 from esper.tamiyo.files import SHIPPED
 from esper.telemetry.folder import RunFolder
@@ -120,21 +120,17 @@ def seeds() -> str:
 
 
 RIVALS = ("never", "random", "heuristic", "grid oracle", "longer", "static, longer")
+COLUMNS = ("metric", "IQM", "growth", "FLOPs", "lr", "J", "ahead", "P(better)", "in score")
 
 
-def against(arm: ArmReport) -> str:
-    return difference(arm.vs, "**" if arm.verdict != "level" else "")
-
-
-def difference(found: Interval | None, strong: str = "") -> str:
-    if found is None:
-        return ""
-    mean, rest = str(found).replace("-", "−").split(" ", 1)
+def cell(arm: ArmReport, column: str) -> str:
+    """With a real minus, and in bold what is shown to be better or worse."""
+    text = arm.cells[column]
+    if column not in ("ahead", "in score") or not text:
+        return text
+    mean, rest = text.replace("-", "−").split(" ", 1)
+    strong = "**" if column == "ahead" and arm.verdict != "level" else ""
     return f"{strong}{mean}{strong} {rest}"
-
-
-def place(exam: ExamReport) -> str:
-    return f"{exam.task}, {exam.host}" + (f" (unseen {exam.unseen})" if exam.unseen else "")
 
 
 def exams() -> str:
@@ -142,11 +138,8 @@ def exams() -> str:
 
     def row(exam: ExamReport) -> list[str]:
         arms = {arm.name: arm for arm in exam.arms}
-        return [
-            place(exam),
-            f"{arms[exam.policy].j:.3f}",
-            *(against(arms[name]) if name in arms else "" for name in RIVALS),
-        ]
+        against = (cell(arms[name], "ahead") if name in arms else "" for name in RIVALS)
+        return [exam.setting, arms[exam.policy].cells["J"], *against]
 
     return rows(("setting", "J", *RIVALS), map(row, RunFolder(SHIPPED).exams()))
 
@@ -155,24 +148,8 @@ def all_arms() -> str:
     """Every arm of every exam of the controller that comes along."""
     parts = []
     for exam in RunFolder(SHIPPED).exams():
-        ours = f"{exam.policy} is above it by"
-        names = ("arm", exam.metric, "IQM", "growth", "FLOPs", "lr", "J", ours, "P(better)", "in score by")
-        body = (
-            (
-                arm.name,
-                f"{arm.mean:.3f}",
-                f"{arm.iqm:.3f}",
-                f"{arm.growth:.2f}",
-                f"{arm.flops:.1e}",
-                f"{arm.lr:g}",
-                f"{arm.j:.3f}",
-                against(arm),
-                "" if arm.improvement is None else f"{arm.improvement:.2f}",
-                difference(arm.vs_score),
-            )
-            for arm in exam.arms
-        )
-        parts.append(f"**{place(exam)}**. {exam.about}\n\n{rows(names, body)}")
+        body = ((arm.name, *(cell(arm, column) for column in COLUMNS)) for arm in exam.arms)
+        parts.append(f"**{exam.setting}**. {exam.about}\n\n{rows(('arm', *exam.headings(COLUMNS)), body)}")
     return "\n".join(parts)
 
 

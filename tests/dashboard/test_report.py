@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 
 import pytest
@@ -117,6 +118,22 @@ def test_a_loss_needs_less_proof_than_a_win():
     assert found(0.2, 0.1, 0.05, 0.15) == "level", "one of many arms may be above by chance"
     assert found(0.2, -0.1, -0.15, -0.05) == "worse"
     assert found(0.01, 0.1, -0.05, 0.25) == found(0.2, -0.1, -0.25, 0.05) == "level"
+
+
+def test_several_exams_are_seen_at_a_glance_and_told_one_by_one(folder):
+    (exam,) = folder.exams()
+    other = replace(exam, task="elsewhere", arms=(*exam.arms, arm("rival", -0.2, -0.3, -0.1)))
+    story = Story(name="x", config={}, environment={}, reports=[], exams=[exam, other], lives=[])
+    page = html(story, [])
+    overview, rest = page.split("<h2>Exams</h2>")
+    assert Page(page).open == []
+    assert '<td class="loss" title="(-0.300 to -0.100)">-0.200</td>' in overview
+    assert overview.count("<td></td>") == 1, "who sat only one of them"
+    for told in (exam, other):
+        assert overview.count(escape(told.setting)) == rest.count(f"<h3>{escape(told.setting)}</h3>") == 1
+        assert rest.count(escape(verdict(told))) == 1
+    (alone, *_) = html(replace(story, exams=[exam]), []).split("<h2>Exam</h2>")
+    assert "<table>" not in alone, "one needs no overview"
 
 
 def test_the_verdict_says_wins_losses_and_neither():

@@ -37,6 +37,7 @@ from esper.tolaria import Engine
 WIDE = 136
 """Columns of a terminal in which an exam's costs have room."""
 COSTS = ("parameters", "FLOPs", "time")
+COLUMNS = ("metric", "IQM", "growth", *COSTS, "J", "ahead", "P(better)")
 RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 
 
@@ -269,15 +270,12 @@ def exam_table(exam: ExamReport, narrow: bool = False) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1))
     table.caption, table.caption_justify = exam.about or None, "left"
     table.add_column("policy", no_wrap=True)
-    numbers = (exam.metric, "IQM", "growth", *(() if narrow else COSTS), "J")
-    for name in (*numbers, f"{exam.policy} is better by", "P(better)"):
+    columns = [column for column in COLUMNS if not (narrow and column in COSTS)]
+    for name in exam.headings(columns):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for arm in exam.arms:
-        vs = "" if arm.vs is None else str(arm.vs)
         color = {"better": "green", "worse": "red", "level": ""}[arm.verdict]
-        costs = () if narrow else (f"{arm.params:,.0f}", f"{arm.flops:.1e}", f"{arm.seconds:.1f} s")
-        numbers = (f"{arm.mean:.3f}", f"{arm.iqm:.3f}", f"{arm.growth:.2f}", *costs, f"{arm.j:.3f}")
-        likely = "" if arm.improvement is None else f"{arm.improvement:.2f}"
-        table.add_row(arm.name, *numbers, Text(vs, color), likely, Text(arm.verdict if arm.vs else "", color))
+        cells = (Text(arm.cells[column], color if column == "ahead" else "") for column in columns)
+        table.add_row(arm.name, *cells, Text(arm.verdict if arm.vs else "", color))
     return table

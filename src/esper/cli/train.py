@@ -27,7 +27,7 @@ from esper.leyline.plain import finite
 from esper.leyline.reports import UpdateReport
 from esper.recipes import RECIPES, Recipe, recipe
 from esper.recipes.exam import QUICK, hold_exam
-from esper.recipes.start import begin, place_of
+from esper.recipes.start import begin, folder_of
 from esper.simic.checkpoint import load_training_run, save_training_run
 from esper.simic.train import Training
 from esper.tamiyo.files import load_controller, save_controller
@@ -119,7 +119,7 @@ class Train:
         plain = recipe(self.recipe)
         changed = tyro.cli(Recipe, default=plain, args=list(self.changes), prog=f"esper train {self.recipe}")
         if changed.start.run:
-            changed = going_on(changed)
+            changed = continued(changed)
         if self.rng_seed is None:
             return changed
         fleets = tuple(replace(f, env=replace(f.env, rng_seed=self.rng_seed)) for f in changed.fleets)
@@ -169,9 +169,9 @@ def _summary(name: str) -> str:
     return (RECIPES[name].__doc__ or "").strip()
 
 
-def going_on(asked: Recipe) -> Recipe:
+def continued(asked: Recipe) -> Recipe:
     """The recipe of a run that goes on from another: with that one's controller, and knowing what it knows."""
-    before = RunFolder.open(place_of(asked.start.run))
+    before = RunFolder.open(folder_of(asked.start.run))
     if not before.done:
         raise FileError(f"{before.path} is not done: resume it before another run goes on from it")
     controller = load_controller(before.controller_path).config
@@ -209,8 +209,9 @@ def go_on(folder: RunFolder, asked: Recipe, training: Training, listening: Liste
 def head_start(folder: RunFolder, asked: Recipe, training: Training, console: Console) -> None:
     """Begin where another run has ended, imitate the best of some plans, and note what all that took."""
     started, run = time.perf_counter(), asked.start.run
-    before = cost([RunFolder.open(place_of(run))]) if run else {"decisions": 0, "seconds": 0.0}
-    with console.status(f"{asked.start.plans} plans are tried, and the best imitated"):
+    before = cost([RunFolder.open(folder_of(run))]) if run else {"decisions": 0, "seconds": 0.0}
+    imitated = f"; {asked.start.plans} plans are tried, and the best imitated" if asked.start.plans else ""
+    with console.status(f"begins with {run or 'random weights'}{imitated}"):
         decisions = begin(asked, training.controller)
     folder.write_start(before["decisions"] + decisions, before["seconds"] + time.perf_counter() - started)
 

@@ -23,11 +23,15 @@ from esper.leyline.reports import Anomaly, ArmReport, ExamReport, Life, UpdateRe
 
 EXAMPLES = 3
 """Hosts whose lives are drawn."""
+COLUMNS = ("metric", "IQM", "IQM lies in", "growth", "parameters", "FLOPs", "time", "epochs", "lr", "J", "ahead")
+COLUMNS += ("P(better)", "p", "in score")
+COLORS = {"better": "win", "worse": "loss", "level": ""}
 CSS = """
 :root { --ink: #22313f; --quiet: #6b767f; --line: #e3e6e8; --green: #2b7a4b; --earth: #b35806; }
-body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); max-width: 68rem; margin: 3rem auto;
+body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); max-width: 78rem; margin: 3rem auto;
 padding: 0 1.5rem; }
 h1 { font-size: 1.9rem; margin: 0; } h2 { font-size: 1.2rem; margin: 3rem 0 .4rem; }
+h3 { font-size: 1rem; margin: 2.4rem 0 .4rem; } p, figure { max-width: 68rem; }
 p { margin: .4rem 0 1rem; } .quiet { color: var(--quiet); } .verdict { font-size: 1.15rem; border-left: 4px solid
 var(--line); padding-left: 1rem; margin: 1.4rem 0; }
 img { width: 100%; height: auto; } figure { margin: 1rem 0 1.6rem; }
@@ -35,6 +39,7 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th { text-align: right; font-weight: 600; color: var(--quiet); } th:first-child, td:first-child { text-align: left; }
 td { text-align: right; } th, td { padding: .35rem .5rem; white-space: nowrap; border-bottom: 1px solid var(--line); }
 tr.own td { font-weight: 600; } td.win { color: var(--green); } td.loss { color: var(--earth); }
+th.turn { white-space: normal; vertical-align: bottom; } .wide td.text { max-width: 13rem; }
 .wide { overflow-x: auto; } .wide table { font-size: .78rem; } .wide th, .wide td { padding: .3rem; }
 td.text, th.text { text-align: left; white-space: normal; } details { margin: .6rem 0; }
 pre { background: #f6f7f7; padding: 1rem; overflow-x: auto; font-size: .82rem; line-height: 1.4; }
@@ -105,8 +110,8 @@ def html(story: Story, pictures: Sequence[Picture]) -> str:
     parts = [
         f"<h1>{escape(story.name)}</h1>",
         f'<p class="quiet">{escape(_summary(story))}</p>',
-        *(f'<p class="verdict">{escape(verdict(exam))}</p>' for exam in story.exams),
-        _section("Exam", exams),
+        _overview(story.exams) if len(story.exams) > 1 else "",
+        _section("Exams" if len(story.exams) > 1 else "Exam", exams),
         _section("Learning", shown("learning")),
         _section("What it does when", shown("actions")),
         _section("Lives of example hosts", shown("lives")),
@@ -153,34 +158,45 @@ def _figure(picture: Picture) -> str:
     return f'<figure><img alt="{escape(picture.caption)}" src="data:image/png;base64,{data}">{caption}</figure>\n'
 
 
+def _overview(exams: Sequence[ExamReport]) -> str:
+    """All exams in one table: by how much the policy's J is above each arm's."""
+    names = list(dict.fromkeys(arm.name for exam in exams for arm in exam.arms if arm.vs is not None))
+    head = "".join(f'<th class="turn">{escape(name)}</th>' for name in ("setting", "J", *names))
+    rows = []
+    for exam in exams:
+        arms = {arm.name: arm for arm in exam.arms}
+        cells = "".join(_lead(arms[name]) if name in arms else "<td></td>" for name in names)
+        own = f'<td class="text">{escape(exam.setting)}</td><td>{arms[exam.policy].cells["J"]}</td>'
+        rows.append(f"<tr>{own}{cells}</tr>")
+    about = (
+        f"By how much J of {exams[0].policy} is above that of each other policy. Green: shown to be better; brown:"
+        " worse. Pointing at a number shows its interval."
+    )
+    table = f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+    return f'<div class="wide">{table}</div><p class="quiet">{escape(about)}</p>'
+
+
+def _lead(arm: ArmReport) -> str:
+    mean, _, interval = arm.cells["ahead"].partition(" ")
+    return f'<td class="{COLORS[arm.verdict]}" title="{escape(interval)}">{mean}</td>'
+
+
 def _exam(exam: ExamReport) -> str:
     about = (
-        f"{exam.task}, {exam.host}: {exam.hosts} fresh hosts for every policy; lives of {exam.episode} epochs;"
-        f" {exam.data} data; J = score − {exam.rent:g} ln(1 + growth)."
+        f"{exam.hosts} fresh hosts for every policy; lives of {exam.episode} epochs; {exam.data} data;"
+        f" J = score − {exam.rent:g} ln(1 + growth). {exam.about}"
     )
-    if exam.unseen:
-        about += f" The controller was not trained on this {exam.unseen}."
-    about += f" {exam.about}"
-    names = ("policy", exam.metric, "IQM", "growth", "parameters", "FLOPs", "time", "epochs", "lr", "J")
-    names += ("difference in J", "P(better)", "p", "difference in score")
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    head = "".join(f"<th>{escape(name)}</th>" for name in ("policy", *exam.headings(COLUMNS)))
     table = f"<table><tr>{head}</tr>{''.join(map(_row, exam.arms))}</table>"
-    return f'<p class="quiet">{escape(about)}</p><div class="wide">{table}</div>'
-
-
-def _iqm(arm: ArmReport) -> str:
-    return f"{arm.iqm:.3f} ({arm.iqm_interval.low:.3f} to {arm.iqm_interval.high:.3f})"
+    said = f'<h3>{escape(exam.setting)}</h3><p class="verdict">{escape(verdict(exam))}</p>'
+    return f'{said}<p class="quiet">{escape(about)}</p><div class="wide">{table}</div>'
 
 
 def _row(arm: ArmReport) -> str:
-    numbers = (f"{arm.mean:.3f}", _iqm(arm), f"{arm.growth:.2f}", f"{arm.params:,.0f}", f"{arm.flops:.1e}")
-    rest = (f"{arm.seconds:.1f} s", str(arm.episode), f"{arm.lr:g}", f"{arm.j:.3f}")
-    cells = "".join(f"<td>{x}</td>" for x in (*numbers, *rest))
-    if arm.vs is None:
-        return f'<tr class="own"><td>{escape(arm.name)}</td>{cells}{"<td></td>" * 4}</tr>'
-    color = {"better": "win", "worse": "loss", "level": ""}[arm.verdict]
-    likely = f"<td>{arm.improvement:.2f}</td><td>{arm.chance:.3f}</td><td>{arm.vs_score or ''}</td>"
-    return f'<tr><td>{escape(arm.name)}</td>{cells}<td class="{color}">{arm.vs}</td>{likely}</tr>'
+    cells = "".join(
+        f'<td class="{COLORS[arm.verdict] if column == "ahead" else ""}">{arm.cells[column]}</td>' for column in COLUMNS
+    )
+    return f'<tr class="{"own" if arm.vs is None else ""}"><td>{escape(arm.name)}</td>{cells}</tr>'
 
 
 def _anomalies(reports: Sequence[UpdateReport]) -> str:

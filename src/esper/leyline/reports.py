@@ -1,5 +1,6 @@
 """What happened: plain records without tensors, for pictures, files and people."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -209,6 +210,27 @@ class ArmReport:
         """Its plan, in brackets, if it has one."""
         return f" ({self.plan})" if self.plan else ""
 
+    @property
+    def cells(self) -> dict[str, str]:
+        """What tables say of it, by column; nothing of itself where others are compared with it."""
+        lies = self.iqm_interval
+        compared = {"ahead": self.vs, "in score": self.vs_score}
+        chances = {"P(better)": (self.improvement, ".2f"), "p": (self.chance, ".3f")}
+        return {
+            "metric": f"{self.mean:.3f}",
+            "IQM": f"{self.iqm:.3f}",
+            "IQM lies in": f"{lies.low:.3f} to {lies.high:.3f}",
+            "growth": f"{self.growth:.2f}",
+            "parameters": f"{self.params:,.0f}",
+            "FLOPs": f"{self.flops:.1e}",
+            "time": f"{self.seconds:.1f} s",
+            "epochs": str(self.episode),
+            "lr": f"{self.lr:g}",
+            "J": f"{self.j:.3f}",
+            **{name: "" if found is None else str(found) for name, found in compared.items()},
+            **{name: "" if found is None else f"{found:{form}}" for name, (found, form) in chances.items()},
+        }
+
     def above(self, threshold: float) -> float:
         """The share of hosts that score more: a point of the performance profile."""
         return sum(score > threshold for score in self.scores) / len(self.scores)
@@ -259,6 +281,16 @@ class ExamReport:
     """When, with what, and where."""
     of_oracle: Interval | None = None
     """Its gain over never as a share of the grid oracle's, where that gains anything."""
+
+    @property
+    def setting(self) -> str:
+        """Where it was held, and what of that the policy did not know."""
+        return f"{self.task}, {self.host}" + (f" (unseen {self.unseen})" if self.unseen else "")
+
+    def headings(self, columns: Sequence[str]) -> list[str]:
+        """The names of a table's columns, which are cells of its arms."""
+        named = {"metric": self.metric, "ahead": f"{self.policy} is above it by"}
+        return [named.get(column, column) for column in columns]
 
     @property
     def final(self) -> bool:

@@ -31,7 +31,7 @@ def begin(recipe: Recipe, controller: Controller) -> int:
     """Take over from the run that it goes on from, if there is one, and imitate the best on every fleet, if any plans
     are to be tried. Returns how many decisions that took."""
     if recipe.start.run:
-        before = load_controller(place_of(recipe.start.run))
+        before = load_controller(folder_of(recipe.start.run))
         match(recipe.start.run, controller.state_dict(), before.state_dict())
         controller.load_state_dict(before.state_dict())
     if not recipe.start.plans:
@@ -41,7 +41,7 @@ def begin(recipe: Recipe, controller: Controller) -> int:
     return sum(fleet.decisions for fleet in shown)
 
 
-def place_of(run: str) -> Path:
+def folder_of(run: str) -> Path:
     """The folder of a run to go on from."""
     return SHIPPED if run == "shipped" else Path(run)
 

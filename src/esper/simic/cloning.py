@@ -78,7 +78,7 @@ def clone(
     generator = torch.Generator().manual_seed(config.rng_seed)
     held, shown = [], []
     for part in lives:
-        order = torch.randperm(part.valid.shape[1], generator=generator).to(part.valid.device)
+        order = _shuffled(part, generator)
         count = max(1, int(len(order) * config.held_out))
         held.append(select(part, order[:count]))
         shown.append(select(part, order[count:]))
@@ -87,13 +87,11 @@ def clone(
     for epoch in range(config.epochs):
         total = torch.zeros((), device=unit.device)
         batches = [  # no fleet is learned by itself: what was learned of the last one would suffer
-            (part, which)
-            for part in shown
-            for which in torch.randperm(part.valid.shape[1], generator=generator).chunk(config.minibatches)
+            (part, which) for part in shown for which in _shuffled(part, generator).chunk(config.minibatches)
         ]
         for i in torch.randperm(len(batches), generator=generator).tolist():
             part, which = batches[i]
-            found = _judged(controller, select(part, which.to(part.valid.device)))
+            found = _judged(controller, select(part, which))
             loss = found.surprise
             optimizer.zero_grad()
             (loss + config.value_coef * found.error).backward()
@@ -107,6 +105,10 @@ def clone(
         known = {head.name.lower(): chances[head].item() if counts[head] else None for head in Head}
         away, errors = away / len(judged), errors / len(judged)
         yield CloneReport(epoch, (total / len(batches)).item(), away.item(), known, errors.item())
+
+
+def _shuffled(lives: Lives, generator: torch.Generator) -> Int[Tensor, " Q"]:
+    return torch.randperm(lives.valid.shape[1], generator=generator).to(lives.valid.device)
 
 
 def _lives(controller: Controller, rollout: Rollout, gamma: float, unit: Tensor) -> Lives:
