@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Train five controllers side by side on one machine, each into a folder of its own under runs; those that were stopped
-# go on. Words at the end are flags of `esper train`.
+# go on. Words at the end are flags of `esper train`, for those that are new.
 #   bash benchmark/trainings.sh                         # five of `general` into runs/g1 to runs/g5, for a GPU
-#   RECIPE=further bash benchmark/trainings.sh --exam 0 # five that go on from them, into runs/f1 to runs/f5
+#   RECIPE=further bash benchmark/trainings.sh --exam 0 # five that go on from benchmark/general/g1 to g5, into runs/f?
 # Then keep them: python benchmark/ship.py runs/f?
 set -euo pipefail
 cd "$(dirname "$0")/.."

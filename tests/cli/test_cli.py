@@ -106,13 +106,15 @@ def test_train_prints_every_report_for_machines(tmp_path, capsys):
 
 def test_a_run_goes_on_from_another(run, tmp_path, capsys):
     path = tmp_path / "next"
-    further = [*SMALL, "--exam", "0", "--start.run", str(run), "--fleets.0.widths", "5", "5"]
+    further = [*SMALL, "--exam", "0", "--name", "mine", "--start.run", str(run), "--fleets.0.widths", "5", "5"]
     main(["train", "smoke", "--run-dir", str(path), *further])
     before, after = RunFolder.open(run), RunFolder.open(path)
     assert after.done
     assert after.exams() == [], "none was wanted"
     assert Recipe.revived(after.config()).known == Recipe.revived(before.config()).fleets
-    assert after.start()[0] == 8, "what the other run took counts"
+    lives = sum(report.episodes for report in before.reports())
+    assert after.start()["decisions"] == 8, "what the other run took counts"
+    assert after.start()["lives"] == lives
     capsys.readouterr()
     main(["exam", str(path), "--quick", "--hosts", "2", "--json"])
     exam = json.loads(capsys.readouterr().out)
@@ -124,6 +126,20 @@ def test_a_run_goes_on_from_another(run, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["train", "smoke", *SMALL, "--start.run", str(path)])
     assert "is not done: resume it before another run goes on from it" in capsys.readouterr().err
+
+
+def test_who_goes_on_and_is_killed_before_its_first_checkpoint_begins_there_again(run, tmp_path):
+    path = tmp_path / "next"
+    main(["train", "smoke", "--run-dir", str(path), *SMALL, "--exam", "0", "--start.run", str(run)])
+    done, took = load_controller(path).state_dict(), RunFolder.open(path).start()
+    (path / "controller.safetensors").unlink()
+    for checkpoint in (path / "checkpoints").iterdir():
+        checkpoint.unlink()
+    main(["resume", str(path)])
+    again = load_controller(path).state_dict()
+    assert all(torch.equal(x, again[name]) for name, x in done.items())
+    assert {**took, "seconds": 0.0} == {**RunFolder.open(path).start(), "seconds": 0.0}, "nothing is counted twice"
+    assert [report.update for report in RunFolder.open(path).reports()] == [0, 1]
 
 
 def test_an_exam_names_every_arm_and_its_difference(run, tmp_path, capsys):
@@ -202,7 +218,7 @@ def test_a_final_exam_that_is_kept_nowhere_says_so(run, capsys):
 
 
 def test_the_more_settings_the_coarser_a_quick_exam():
-    assert [Exam(quick=True).quickly(settings).hosts for settings in (1, 4, 7, 14, 30)] == [16, 16, 9, 4, 4]
+    assert [Exam(quick=True).quickly(settings).hosts for settings in (1, 4, 7, 14, 22, 99)] == [16, 16, 9, 4, 2, 2]
     assert Exam(exam=ExamConfig(hosts=3)).quickly(1).hosts == 3
 
 

@@ -83,13 +83,15 @@ def test_a_guest_with_a_name_that_is_taken_is_refused_before_anything_is_played(
 
 def test_whoever_sat_in_the_same_places_before_leaves_no_trace():
     asked = smoke()
-    room = Room(asked, asked.fleets[0], SMALL)
-    wild, tame = RandomLegal(), Heuristic()
-    after, alone = room.arm([wild, tame], 1e-2).sittings[1], room.arm([tame], 1e-2).sittings[0]
-    room = Room(asked, asked.fleets[0], replace(SMALL, rates=(1.0,)))
-    both = [wild, tame]
-    grown = room.static("static", Arm("both", room.arm(both, 1e-2).sittings, 5, 1e-2), [], 5).sittings[1]
-    afresh = room.static("static", Arm("one", [alone], 5, 1e-2), [], 5).sittings[0]
+    both, tame = [RandomLegal(), Heuristic()], [Heuristic()]
+
+    def room():
+        return Room(asked, asked.fleets[0], replace(SMALL, rates=(1.0,)))
+
+    after, alone = room().arm(both, 1e-2).sittings[1], room().arm(tame, 1e-2).sittings[0]
+    used = room()
+    grown = used.static("static", Arm("both", used.arm(both, 1e-2).sittings, 5, 1e-2), [], 5).sittings[1]
+    afresh = room().static("static", Arm("one", [alone], 5, 1e-2), [], 5).sittings[0]
     assert (alone.outcome.growth > 0).any()
     for mine, theirs in ((after, alone), (grown, afresh)):
         assert all(torch.equal(a, b) for a, b in zip(mine.outcome, theirs.outcome, strict=True))

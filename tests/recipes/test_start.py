@@ -42,12 +42,12 @@ def test_the_best_is_imitated_on_other_hosts(monkeypatch):
 
     monkeypatch.setattr(Places, "env", seen)
     monkeypatch.setattr(FleetConfig, "fleet", lambda *given: fleets.append(given) or build(*given))
-    asked, controller, decisions = started()
+    asked, controller, took = started()
     slow, fast = (rate * asked.fleets[0].train.lr for rate in RATES)
     tried, shown = (2, 4, Band.SEARCH, [slow] * 4 + [fast] * 4), (8, 1, Band.SHOW, [slow, fast] * 4)
     assert lived == [shown, tried, shown], "first only to see what hosts there are"
     assert len(fleets) == 1, "all in the same places"
-    assert decisions == 6 * (2 * 4 + 8)
+    assert took == (2 * 4 + 8, 6 * (2 * 4 + 8))
     (fleet,) = asked.fleets
     env = fleet.build_group(asked.engine, 2, 4, Band.SEARCH)
     tried = [Never(), Heuristic(), *random_plans(env.setting, 2, asked.learn.rng_seed)]
@@ -87,10 +87,14 @@ def test_who_goes_on_from_a_run_begins_with_its_weights(tmp_path):
     before = Controller(SMALL, rng_seed=5)
     save_controller(tmp_path / "controller.safetensors", before)
     after = Controller(SMALL, rng_seed=6)
-    assert begin(small(run=str(tmp_path), plans=0), after) == 0
+    asked = small(run=str(tmp_path), plans=0)
+    asked = replace(asked, known=asked.fleets)
+    assert begin(asked, after) == (0, 0)
     assert all(torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
     with pytest.raises(EsperError, match="does not fit"):
-        begin(small(run=str(tmp_path), plans=0), Controller(ControllerConfig(hidden=16)))
+        begin(asked, Controller(ControllerConfig(hidden=16)))
+    with pytest.raises(EsperError, match="known must say what"):
+        begin(replace(asked, known=()), after)
 
 
 def test_it_shows_itself_where_it_knows_its_way_and_is_tried_elsewhere(monkeypatch):
@@ -108,9 +112,9 @@ def test_it_shows_itself_where_it_knows_its_way_and_is_tried_elsewhere(monkeypat
     more = replace(there, hosts=99, env=replace(there.env, rng_seed=9))
     itself, other = show(known, more, controller), show(known, here, controller)
     assert [policy.name for policy in itself.best] == ["learned"]
-    assert itself.decisions == 4 * START.lives, "nobody had to be tried"
+    assert itself.took == (START.lives, 4 * START.lives), "nobody had to be tried"
     assert tried == [["never", "heuristic", "learned", "plan", "plan"]]
-    assert other.decisions == 4 * (7 + START.lives)
+    assert other.took.decisions == 4 * (7 + START.lives)
     assert [policy.name for policy in show(replace(known, start=START), here, controller).best] == ["never"]
     assert tried[1] == ["never", "heuristic", "plan", "plan"], "whoever begins with random weights is not tried"
 
@@ -119,7 +123,11 @@ def test_what_was_learned_from_before_counts():
     known, new = small(), small(widths=(5, 5))
     both = replace(new, known=(*known.fleets, replace(new.fleets[0], hosts=3)))
     assert both.learned_from == (*new.fleets, *known.fleets)
-    assert both.fleets[0].alike(replace(both.fleets[0], rates=(2.0,)))
+    (fleet,) = both.fleets
+    crowd = replace(fleet, hosts=8, rates=(0.5, 1.0), env=replace(fleet.env, group=4))
+    few = replace(fleet, hosts=4, env=replace(fleet.env, group=2, rng_seed=9))
+    assert crowd.alike(few), "neither numbers nor groups of hosts make another setting"
+    assert few.alike(crowd)
     assert not both.fleets[0].alike(replace(both.fleets[0], train=replace(both.fleets[0].train, lr=1.0)))
 
 

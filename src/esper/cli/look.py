@@ -117,7 +117,7 @@ class Exam:
 
     def quickly(self, settings: int) -> ExamConfig:
         """A coarse answer, the coarser the more settings."""
-        return replace(QUICK, hosts=min(self.exam.hosts, QUICK.hosts, max(64 // settings, 4)))
+        return replace(QUICK, hosts=min(self.exam.hosts, QUICK.hosts, max(64 // settings, 2)))
 
     def held(self, asked: Recipe) -> str:
         """Where an exam comes from."""
@@ -169,15 +169,14 @@ def different(files: Sequence[Path]) -> None:
 
 
 def cost(folders: Sequence[RunFolder]) -> dict[str, Any]:
-    """What an exam says of what the trainings took, which no other arm had."""
+    """What an exam says of what the trainings took, which no other arm had: their head starts, too, and the runs that
+    they go on from."""
     every, starts = [r for folder in folders for r in folder.reports()], [folder.start() for folder in folders]
-    lives, decisions = sum(report.episodes for report in every), sum(report.decisions for report in every)
-    early = sum(decisions for decisions, _ in starts)
     return {
         "settings": len(Recipe.revived(folders[0].config()).learned_from) if folders else 0,
-        "lives": lives + round(early * lives / max(decisions, 1)),  # a head start's lives are as long
-        "decisions": decisions + early,
-        "seconds": sum(sum(report.seconds.values()) for report in every) + sum(seconds for _, seconds in starts),
+        "lives": sum(report.episodes for report in every) + sum(start["lives"] for start in starts),
+        "decisions": sum(report.decisions for report in every) + sum(start["decisions"] for start in starts),
+        "seconds": sum(sum(report.seconds.values()) for report in every) + sum(start["seconds"] for start in starts),
     }
 
 
@@ -266,7 +265,7 @@ def show_exam(exam: ExamReport, console: Console) -> None:
 
 
 def exam_table(exam: ExamReport, narrow: bool = False) -> Table:
-    title = f"{exam.task}, {exam.host}: {exam.hosts} fresh hosts, {exam.data} data"
+    title = f"{exam.setting}: {exam.hosts} fresh hosts, {exam.data} data"
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1))
     table.caption, table.caption_justify = exam.about or None, "left"
     table.add_column("policy", no_wrap=True)

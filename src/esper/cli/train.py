@@ -119,7 +119,7 @@ class Train:
         plain = recipe(self.recipe)
         changed = tyro.cli(Recipe, default=plain, args=list(self.changes), prog=f"esper train {self.recipe}")
         if changed.start.run:
-            changed = continued(changed)
+            changed = continued(changed, plain)
         if self.rng_seed is None:
             return changed
         fleets = tuple(replace(f, env=replace(f.env, rng_seed=self.rng_seed)) for f in changed.fleets)
@@ -169,13 +169,13 @@ def _summary(name: str) -> str:
     return (RECIPES[name].__doc__ or "").strip()
 
 
-def continued(asked: Recipe) -> Recipe:
+def continued(asked: Recipe, plain: Recipe) -> Recipe:
     """The recipe of a run that goes on from another: with that one's controller, and knowing what it knows."""
     before = RunFolder.open(folder_of(asked.start.run))
     if not before.done:
         raise FileError(f"{before.path} is not done: resume it before another run goes on from it")
     controller = load_controller(before.controller_path).config
-    if asked.controller not in (controller, recipe(asked.name).controller):
+    if asked.controller not in (controller, plain.controller):
         raise EsperError(f"controller must be left as it is in {before.path}, from which the run goes on")
     return replace(asked, known=Recipe.revived(before.config()).learned_from, controller=controller)
 
@@ -209,17 +209,18 @@ def go_on(folder: RunFolder, asked: Recipe, training: Training, listening: Liste
 def head_start(folder: RunFolder, asked: Recipe, training: Training, console: Console) -> None:
     """Begin where another run has ended, imitate the best of some plans, and note what all that took."""
     started, run = time.perf_counter(), asked.start.run
-    before = cost([RunFolder.open(folder_of(run))]) if run else {"decisions": 0, "seconds": 0.0}
+    before = cost([RunFolder.open(folder_of(run))] if run else [])
     imitated = f"; {asked.start.plans} plans are tried, and the best imitated" if asked.start.plans else ""
     with console.status(f"begins with {run or 'random weights'}{imitated}"):
-        decisions = begin(asked, training.controller)
-    folder.write_start(before["decisions"] + decisions, before["seconds"] + time.perf_counter() - started)
+        took = begin(asked, training.controller)
+    seconds = before["seconds"] + time.perf_counter() - started
+    folder.write_start(before["lives"] + took.lives, before["decisions"] + took.decisions, seconds)
 
 
 def finish(folder: RunFolder, asked: Recipe, training: Training, console: Console) -> None:
     """Hold a preliminary exam, if one is wanted, keep the controller, write the report."""
     exams = []
-    with console.status("the controller sits a preliminary exam"):
+    with console.status("the controller sits a preliminary exam" if asked.exam else "writes the report"):
         if asked.exam:
             exams, lives = hold_exam(asked, [Learned(training.controller)], replace(QUICK, hosts=asked.exam))
             took = cost([folder])

@@ -263,6 +263,8 @@ class ExamReport:
     policy: str
     """The one under test."""
     arms: tuple[ArmReport, ...]
+    variant: str = ""
+    """Of the task, if it was told to be one."""
     unseen: str = ""
     """What of this the policy was not trained on: the task, the kind of host, or both."""
     right_size: float | None = None
@@ -285,7 +287,8 @@ class ExamReport:
     @property
     def setting(self) -> str:
         """Where it was held, and what of that the policy did not know."""
-        return f"{self.task}, {self.host}" + (f" (unseen {self.unseen})" if self.unseen else "")
+        variant = f" ({self.variant})" if self.variant else ""
+        return f"{self.task}{variant}, {self.host}" + (f" (unseen {self.unseen})" if self.unseen else "")
 
     def headings(self, columns: Sequence[str]) -> list[str]:
         """The names of a table's columns, which are cells of its arms."""

@@ -71,9 +71,19 @@ class FleetConfig:
             raise EsperError(f"hosts must be at least {least}, a group for each of the rates, not {self.hosts}")
 
     def alike(self, other: "FleetConfig") -> bool:
-        """Whether it is the same setting, whichever of its hosts are meant."""
-        env = replace(self.env, rng_seed=other.env.rng_seed)
-        return replace(self, hosts=other.hosts, rates=other.rates, env=env) == other
+        """Whether it is the same setting, whichever hosts are meant and however they are grouped."""
+        return self._setting == other._setting
+
+    @property
+    def _setting(self) -> tuple[Any, ...]:
+        env = replace(self.env, rng_seed=0, group=1, staggered=False)
+        return self.task, self.options, self.host, self.widths, self.train, self.lifecycle, env
+
+    @property
+    def variant(self) -> str:
+        """What the task is told, for people; where a file lies is nobody's business."""
+        told = {name: value for name, value in self.options.items() if name not in ("path", "name")}
+        return ", ".join(f"{name} {value}" for name, value in told.items())
 
     def build(self, engine: Engine) -> FleetEnv:
         return self.at_rates(FleetEnv(self.fleet(engine, self.hosts), self.env))

@@ -156,7 +156,7 @@ class Room:
         report = verdicts(self.example.fleet, self.rent, ours, others, self.rng_seed, data)
         ends = (self.grid[0], self.grid[-1]) if len(self.grid) > 1 else ()
         edge = tuple(arm.name for arm in (ours, *others) if arm.lr in ends)
-        return replace(report, unseen=self.unseen, at_the_edge=edge), lives
+        return replace(report, variant=self.fleet.variant, unseen=self.unseen, at_the_edge=edge), lives
 
     def env(
         self, hosts: int, group: int, band: int, lr: Sequence[float], test: bool = False, episode: int | None = None

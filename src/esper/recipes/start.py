@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from esper.leyline.errors import EsperError
 from esper.leyline.files import match
 from esper.recipes.config import Band, FleetConfig, Places, Recipe
 from esper.simic.cloning import CloneConfig, CloneReport, clone
@@ -17,28 +18,36 @@ from esper.tamiyo.policies import Heuristic, Learned, Never, Policy
 from esper.tolaria import FleetEnv
 
 
+class Took(NamedTuple):
+    """What it takes to find and to show something."""
+
+    lives: int
+    decisions: int
+
+
 class Shown(NamedTuple):
     """What there is to imitate on one fleet."""
 
     best: Sequence[Policy]
     episodes: Rollout
     """Their lives."""
-    decisions: int
-    """How many it took to find and to show them."""
+    took: Took
 
 
-def begin(recipe: Recipe, controller: Controller) -> int:
+def begin(recipe: Recipe, controller: Controller) -> Took:
     """Take over from the run that it goes on from, if there is one, and imitate the best on every fleet, if any plans
-    are to be tried. Returns how many decisions that took."""
+    are to be tried."""
     if recipe.start.run:
+        if not recipe.known:
+            raise EsperError(f"known must say what {recipe.start.run} has learned from")
         before = load_controller(folder_of(recipe.start.run))
         match(recipe.start.run, controller.state_dict(), before.state_dict())
         controller.load_state_dict(before.state_dict())
     if not recipe.start.plans:
-        return 0
+        return Took(0, 0)
     shown = [show(recipe, fleet, controller) for fleet in recipe.fleets]
     imitate(recipe, controller, shown)
-    return sum(fleet.decisions for fleet in shown)
+    return Took(*map(sum, zip(*(fleet.took for fleet in shown), strict=True)))
 
 
 def folder_of(run: str) -> Path:
@@ -56,9 +65,10 @@ def show(recipe: Recipe, fleet: FleetConfig, controller: Controller) -> Shown:
         setting, itself = places.env(hosts, 1, Band.SHOW).setting, best if start.run else []
         tried = [Never(), Heuristic(), *itself, *random_plans(setting, start.plans, rng_seed)]
         best, lives = tournament(partial(_build, places), tried, rent, start.hosts, start.best)
-    env = places.env(hosts // len(best), len(best), Band.SHOW)
+    env = places.env(hosts if len(best) == 1 else start.lives, len(best), Band.SHOW)
     episodes = record_lives(env, best, controller, rent, recipe.learn.reward, rng_seed)
-    return Shown(best, episodes, fleet.env.episode * (lives + env.fleet.num_hosts))
+    lives += env.fleet.num_hosts
+    return Shown(best, episodes, Took(lives, fleet.env.episode * lives))
 
 
 def imitate(recipe: Recipe, controller: Controller, shown: Sequence[Shown]) -> CloneReport:

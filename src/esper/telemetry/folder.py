@@ -8,7 +8,7 @@ checkpoints/           everything that the next update depends on: the newest fe
 controller.safetensors the controller, once the run is done
 exam.json              how it compares with simple policies on fresh hosts
 exams.jsonl            every final exam that was ever held, the last one at the end
-start.json             what the head start took, if there was one
+start.json             what was done before the first update: a head start, and the run that this one goes on from
 lives.jsonl            what it did with some of them, decision by decision
 report.html, pictures/ all of this, to look at
 """
@@ -173,18 +173,19 @@ class RunFolder:
         arms = tuple(replace(arm, scores=(), objectives=()) for arm in exam.arms)
         self._append(EXAMS, [{"runs": list(runs), "exam": asdict(replace(exam, arms=arms))}])
 
-    def write_start(self, decisions: int, seconds: float) -> None:
-        """What a head start took."""
-        self._write_json(START, {"decisions": decisions, "seconds": seconds})
+    def write_start(self, lives: int, decisions: int, seconds: float) -> None:
+        """What was done before the first update: the head start, and all of the run that this one goes on from."""
+        self._write_json(START, {"lives": lives, "decisions": decisions, "seconds": seconds})
 
-    def start(self) -> tuple[int, float]:
-        """Decisions and seconds of the head start; none if there was none."""
+    def start(self) -> dict[str, Any]:
+        """Lives, decisions and seconds before the first update; none if there was nothing."""
         if not (self.path / START).exists():
-            return 0, 0.0
+            return {"lives": 0, "decisions": 0, "seconds": 0.0}
         found = self._read_json(START)
         try:
-            return int(found["decisions"]), float(found["seconds"])
-        except (KeyError, TypeError, ValueError) as error:
+            lives = int(found.get("lives", 0))  # the first runs did not count them
+            return {"lives": lives, "decisions": int(found["decisions"]), "seconds": float(found["seconds"])}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise FileError(f"{self.path / START} is damaged: {error!r}") from None
 
     @property
