@@ -33,7 +33,7 @@ def test_its_recipe_and_command_are_told():
 
 
 def test_nothing_that_is_held_out_was_learned_from():
-    fleets = Recipe.revived(FOLDER.config()).fleets
+    fleets = Recipe.revived(FOLDER.config()).learned_from
     assert {fleet.task for fleet in fleets}.isdisjoint({setting(name).task for name in HELD_OUT} | {"text", "images"})
     assert "transformer" not in {fleet.host for fleet in fleets}
 
