@@ -82,8 +82,8 @@ class Question:
         gain = found["after"].objective - found["before"].objective
         half = 1.96 * gain.std() / len(gain) ** 0.5
         told = " | ".join(f"{arm.objective.mean():.3f}" for arm in found.values())
-        options = "".join(f", {name} {value}" for name, value in fleet.options.items())
-        name = f"{fleet.task}{options}, {fleet.host} {'-'.join(map(str, fleet.widths))}"
+        variant = f" ({fleet.variant})" if fleet.variant else ""
+        name = f"{fleet.task}{variant}, {fleet.host} {'-'.join(map(str, fleet.widths))}"
         print(f"| {name} | {told} | {gain.mean():+.3f} ± {half:.3f} |", flush=True)
 
 
