@@ -1,22 +1,27 @@
 """What does a controller gain by going on to more settings, and what does it lose? Some fleets of the recipe further on
-two cores, from a run of general. J on fresh hosts of each of them, and of settings that it never learns from: before it
-goes on, when it has imitated the best, and after some updates.
+two cores, from a run of general, or of wider, from one of further. J on fresh hosts of each of them, and of settings
+that it never learns from: before it goes on, when it has imitated the best, and after some updates.
 
 python benchmark/going_on.py [--fleets 10 11 12 13 17 18 19] [--updates 8] [--plans 0] [--run-dir benchmark/general/g4]
+python benchmark/going_on.py --recipe wider --fleets 10 11 12 13 17 18 19 26 27 28 29 --run-dir benchmark/further/f4 \
+    [--size]
 """
 
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import tyro
 
-from esper.recipes.catalogue import further, general
-from esper.recipes.config import Band, FleetConfig
+from esper.recipes.catalogue import recipe as named
+from esper.recipes.config import Band, FleetConfig, Recipe
 from esper.recipes.start import begin
 from esper.simic.search import compare
 from esper.simic.train import train
+from esper.tamiyo import Controller
 from esper.tamiyo.files import load_controller
 from esper.tamiyo.policies import Heuristic, Learned, Never
+from esper.telemetry.folder import RunFolder
 from esper.tolaria import Engine, EnvConfig, TrainConfig
 
 PERCEPTRONS: tuple[tuple[str, dict[str, int | float | str], tuple[int, ...], float], ...] = (
@@ -46,6 +51,9 @@ UNFAMILIAR = tuple(
 class Question:
     fleets: tuple[int, ...] = (10, 11, 12, 13, 17, 18, 19)
     """Places in the recipe's list; those with perceptrons are quick."""
+    recipe: str = "further"
+    size: bool = False
+    """Whether who goes on sees how large a host is, though the recipe hides it."""
     run_dir: str = "benchmark/general/g4"
     """Where it goes on from."""
     plans: int = 45
@@ -59,14 +67,16 @@ class Question:
     device: str = "cpu"
 
     def run(self) -> None:
-        plain, engine = further(), Engine.on(self.device)
+        plain, engine = named(self.recipe), Engine.on(self.device)
         fleets = tuple(replace(plain.fleets[i], hosts=self.group) for i in self.fleets)
         start = replace(plain.start, run=self.run_dir, plans=self.plans)
         ppo = replace(plain.learn.ppo, anneal=self.updates, minibatches=16)
         learn = replace(plain.learn, updates=self.updates, ppo=ppo, rng_seed=self.rng_seed)
-        recipe = replace(plain, fleets=fleets, known=general().fleets, start=start, learn=learn, engine=engine)
+        known = Recipe.revived(RunFolder.open(Path(self.run_dir)).config()).learned_from
+        recipe = replace(plain, fleets=fleets, known=known, start=start, learn=learn, engine=engine)
         before = load_controller(self.run_dir).to(engine.place())
-        begin(recipe, after := deepcopy(before))
+        config = replace(recipe.controller, size=recipe.controller.size or self.size)
+        begin(recipe, after := Controller(config, self.rng_seed).to(engine.place()))
         cloned = deepcopy(after)
         for report in train([fleet.build(engine) for fleet in fleets], after, learn):
             print(f"update {report.update}: J {report.objective:.4f}, KL {report.kl:.3f}", flush=True)

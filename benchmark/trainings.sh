@@ -3,7 +3,8 @@
 # go on. Words at the end are flags of `esper train`, for those that are new.
 #   bash benchmark/trainings.sh                         # five of `general` into runs/g1 to runs/g5, for a GPU
 #   RECIPE=further bash benchmark/trainings.sh --exam 0 # five that go on from benchmark/general/g1 to g5, into runs/f?
-# Then keep them: python benchmark/ship.py runs/f?
+#   RECIPE=wider bash benchmark/trainings.sh --exam 0   # and five that go on from those, into runs/w?
+# Then keep them: python benchmark/ship.py runs/w?
 set -euo pipefail
 cd "$(dirname "$0")/.."
 recipe=${RECIPE:-general} folder=${FOLDER:-runs}
@@ -12,8 +13,11 @@ esper() { python3 -c 'from esper.cli import main; main()' "$@"; }
 pids=()
 for n in $(seq "${COUNT:-5}"); do
   run="$folder/${recipe:0:1}$n"
-  which=(--rng-seed "$n")
-  [ "$recipe" != further ] || which=(--rng-seed $((10 + n)) --start.run "benchmark/general/g$n")
+  case $recipe in
+    further) which=(--rng-seed $((10 + n)) --start.run "benchmark/general/g$n") ;;
+    wider) which=(--rng-seed $((20 + n)) --start.run "benchmark/further/f$n") ;;
+    *) which=(--rng-seed "$n") ;;
+  esac
   if [ -e "$run/config.json" ]; then
     esper resume "$run" >>"$run.log" 2>&1 &
   else

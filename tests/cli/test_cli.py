@@ -1,6 +1,7 @@
 """The command line says what is wrong in one sentence, and prints what machines can read."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -107,8 +108,9 @@ def test_train_prints_every_report_for_machines(tmp_path, capsys):
 def test_a_run_goes_on_from_another(run, tmp_path, capsys):
     path = tmp_path / "next"
     further = [*SMALL, "--exam", "0", "--name", "mine", "--start.run", str(run), "--fleets.0.widths", "5", "5"]
-    main(["train", "smoke", "--run-dir", str(path), *further])
+    main(["train", "smoke", "--run-dir", str(path), *further, "--controller.no-size"])
     before, after = RunFolder.open(run), RunFolder.open(path)
+    assert load_controller(run).config == replace(load_controller(path).config, size=True), "but for what it is told"
     assert after.done
     assert after.exams() == [], "none was wanted"
     assert Recipe.revived(after.config()).known == Recipe.revived(before.config()).fleets

@@ -105,17 +105,17 @@ def test_it_shows_itself_where_it_knows_its_way_and_is_tried_elsewhere(monkeypat
         return policies[:best], 7
 
     monkeypatch.setattr("esper.recipes.start.tournament", first)
-    controller = Controller(SMALL)
+    controller, before = Controller(SMALL), Controller(SMALL)
     known, new = small(run="somewhere"), small(widths=(5, 5), run="somewhere")
     known = replace(known, known=new.fleets)
     (here,), (there,) = known.fleets, new.fleets
     more = replace(there, hosts=99, env=replace(there.env, rng_seed=9))
-    itself, other = show(known, more, controller), show(known, here, controller)
-    assert [policy.name for policy in itself.best] == ["learned"]
+    itself, other = (show(known, fleet, controller, before) for fleet in (more, here))
+    assert [policy.controller for policy in itself.best] == [before], "not who is still to learn"
     assert itself.took == (START.lives, 4 * START.lives), "nobody had to be tried"
     assert tried == [["never", "heuristic", "learned", "plan", "plan"]]
     assert other.took.decisions == 4 * (7 + START.lives)
-    assert [policy.name for policy in show(replace(known, start=START), here, controller).best] == ["never"]
+    assert [policy.name for policy in show(replace(known, start=START, known=()), here, controller).best] == ["never"]
     assert tried[1] == ["never", "heuristic", "plan", "plan"], "whoever begins with random weights is not tried"
 
 

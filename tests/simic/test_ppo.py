@@ -138,7 +138,7 @@ def test_what_follows_a_rollout_is_expected_from_where_it_led():
     fleets.begin(0.0)
     rollout = collect(fleets, controller, 0.0, RewardConfig())
     with torch.no_grad():
-        expected = controller.expect(fleets.observe(True), fleets.memory)
+        expected = controller.expect(fleets.observe(), fleets.memory)
     torch.testing.assert_close(rollout.after[-1], expected)
 
 

@@ -1,5 +1,7 @@
 """Features: one row of a table each, scale-free, unknown things marked and not guessed."""
 
+import math
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from esper.tamiyo.features import (
     View,
     column_names,
     features,
+    hidden,
     no_history,
     remember,
     width,
@@ -55,17 +58,15 @@ def test_what_is_unknown_is_marked():
     assert marks[1:].all()
 
 
-def test_telemetry_can_be_switched_off_without_changing_a_width():
-    view = view_of("mlp", 3)
-    on, off = features(view), features(view, telemetry=False)
-    assert on.slots.shape == off.slots.shape
-    differing = {
-        name
-        for i, name in enumerate(column_names(SLOT_FEATURES))
-        if not torch.equal(on.slots[..., i], off.slots[..., i])
-    }
-    groups = {f.name: f.group for f in SLOT_FEATURES}
-    assert {groups[name.removeprefix("no_")] for name in differing} == {"telemetry"}
+@pytest.mark.parametrize("group", ["telemetry", "size"])
+def test_who_is_blind_to_a_group_reads_it_as_unknown_and_everything_else(group):
+    for table in (HOST_FEATURES, SLOT_FEATURES):
+        groups = {f.name: f.group for f in table}
+        names = column_names(table)
+        reads = dict(zip(names, hidden(table, [group]).tolist(), strict=True))
+        blind = {name for name, value in reads.items() if not math.isnan(value)}
+        assert blind == {name for name in names if groups[name.removeprefix("no_")] == group}
+        assert all(reads[name] == name.startswith("no_") for name in blind)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn1d", "cnn2d", "transformer"])

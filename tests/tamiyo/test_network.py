@@ -1,5 +1,7 @@
 """The policy transfers: slots and blueprints are what they are, not where they stand in a list."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.tamiyo import Controller, ControllerConfig, Features
-from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, width
+from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, hidden, width
 from esper.tamiyo.heads import check, entropy, masked, sample
 from esper.tamiyo.masks import affordable, relevant, within_budget
 from esper.tamiyo.network import DESCRIPTORS, Observation, describe, num_draws
@@ -87,6 +89,21 @@ def test_permuting_blueprints_permutes_their_probabilities():
     _, there, _ = log_probs(observation, Op.WAIT, 1)
     _, here, _ = log_probs(permuted(observation, blueprints=order), Op.WAIT, 1)
     torch.testing.assert_close(here, there[:, order])
+
+
+@pytest.mark.parametrize("group", ["telemetry", "size"])
+def test_who_is_blind_to_a_group_decides_the_same_whatever_it_says(group):
+    config = replace(CONTROLLER.config, **{group: False})
+    blind = Controller(config, rng_seed=2)
+    observation = seen()
+    told = [
+        x.where(hidden(table, [group]).isnan(), x + 1)
+        for x, table in zip(observation.features, (HOST_FEATURES, SLOT_FEATURES), strict=True)
+    ]
+    otherwise = observation._replace(features=Features(*told))
+    for decided in (lambda o: act(o, controller=blind).value, lambda o: judge(o, act(o), blind).value):
+        assert torch.equal(decided(observation), decided(otherwise))
+    assert not torch.equal(act(observation).value, act(otherwise).value)
 
 
 @pytest.mark.parametrize("slots", range(1, 9))

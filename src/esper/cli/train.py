@@ -170,12 +170,14 @@ def _summary(name: str) -> str:
 
 
 def continued(asked: Recipe, plain: Recipe) -> Recipe:
-    """The recipe of a run that goes on from another: with that one's controller, and knowing what it knows."""
+    """The recipe of a run that goes on from another: with that one's controller, which may be told more or less than it
+    was, and knowing what it knows."""
     before = RunFolder.open(folder_of(asked.start.run))
     if not before.done:
         raise FileError(f"{before.path} is not done: resume it before another run goes on from it")
-    controller = load_controller(before.controller_path).config
-    if asked.controller not in (controller, plain.controller):
+    told = {"telemetry": asked.controller.telemetry, "size": asked.controller.size}
+    controller = replace(load_controller(before.controller_path).config, **told)
+    if asked.controller not in (controller, replace(plain.controller, **told)):
         raise EsperError(f"controller must be left as it is in {before.path}, from which the run goes on")
     return replace(asked, known=Recipe.revived(before.config()).learned_from, controller=controller)
 

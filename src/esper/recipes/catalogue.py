@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from esper.leyline.errors import unknown
 from esper.recipes.config import FleetConfig, Recipe, StartConfig
-from esper.recipes.suite import images, later, setting, text, varied
+from esper.recipes.suite import harder, images, later, setting, text, varied
 from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule
 from esper.simic.ppo import REVIEWED
 from esper.tamiyo.network import GPU, ControllerConfig
@@ -95,6 +95,20 @@ def further() -> Recipe:
     return replace(plain, name="further", fleets=fleets, start=start, learn=learn, checkpoint_every=2)
 
 
+def wider() -> Recipe:
+    """Eight more for a controller of `further` (`--start.run RUN`), which no longer sees how large a host is, for a
+    GPU."""
+    plain = further()
+    return replace(
+        plain,
+        name="wider",
+        fleets=(*varied(hosts=48), *later(hosts=48), *harder()),
+        controller=replace(plain.controller, size=False),
+        start=replace(plain.start, plans=29),
+        learn=replace(plain.learn, updates=6, ppo=replace(plain.learn.ppo, anneal=6)),
+    )
+
+
 def _for_a_gpu(name: str, *fleets: FleetConfig) -> Recipe:
     """What has beaten searched plans on MNIST-1D: many small steps, rent from the start, entropy that fades."""
     learn = LearnConfig(
@@ -138,6 +152,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "mnist1d_gpu": mnist1d_gpu,
     "general": general,
     "further": further,
+    "wider": wider,
     "cifar10": cifar10,
     "characters": characters,
     "reviewed": reviewed,

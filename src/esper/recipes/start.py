@@ -37,15 +37,16 @@ class Shown(NamedTuple):
 def begin(recipe: Recipe, controller: Controller) -> Took:
     """Take over from the run that it goes on from, if there is one, and imitate the best on every fleet, if any plans
     are to be tried."""
+    before = None
     if recipe.start.run:
         if not recipe.known:
             raise EsperError(f"known must say what {recipe.start.run} has learned from")
-        before = load_controller(folder_of(recipe.start.run))
+        before = load_controller(folder_of(recipe.start.run)).to(recipe.engine.place())
         match(recipe.start.run, controller.state_dict(), before.state_dict())
         controller.load_state_dict(before.state_dict())
     if not recipe.start.plans:
         return Took(0, 0)
-    shown = [show(recipe, fleet, controller) for fleet in recipe.fleets]
+    shown = [show(recipe, fleet, controller, before) for fleet in recipe.fleets]
     imitate(recipe, controller, shown)
     return Took(*map(sum, zip(*(fleet.took for fleet in shown), strict=True)))
 
@@ -55,15 +56,15 @@ def folder_of(run: str) -> Path:
     return SHIPPED if run == "shipped" else Path(run)
 
 
-def show(recipe: Recipe, fleet: FleetConfig, controller: Controller) -> Shown:
-    """The best on a fleet's hosts, and their lives as the controller would see them. What it knows already it shows
-    itself; elsewhere a tournament decides."""
+def show(recipe: Recipe, fleet: FleetConfig, controller: Controller, before: Controller | None = None) -> Shown:
+    """The best on a fleet's hosts, and their lives as the controller would see them. What the one `before` has learned
+    it shows itself; elsewhere a tournament decides, in which it takes part."""
     start, rent, rng_seed = recipe.start, recipe.learn.rent.end, recipe.learn.rng_seed
     places, hosts = Places(fleet, recipe.engine), start.lives * start.best
-    best, lives = [Learned(controller)], 0
+    best, lives = [Learned(before)] if before else [], 0
     if not any(fleet.alike(known) for known in recipe.known):
-        setting, itself = places.env(hosts, 1, Band.SHOW).setting, best if start.run else []
-        tried = [Never(), Heuristic(), *itself, *random_plans(setting, start.plans, rng_seed)]
+        setting = places.env(hosts, 1, Band.SHOW).setting
+        tried = [Never(), Heuristic(), *best, *random_plans(setting, start.plans, rng_seed)]
         best, lives = tournament(partial(_build, places), tried, rent, start.hosts, start.best)
     env = places.env(hosts if len(best) == 1 else start.lives, len(best), Band.SHOW)
     episodes = record_lives(env, best, controller, rent, recipe.learn.reward, rng_seed)

@@ -90,6 +90,26 @@ def later(hosts: int = 96) -> tuple[FleetConfig, ...]:
     )
 
 
+def harder(hosts: int = 96) -> tuple[FleetConfig, ...]:
+    """The same kinds of hosts as before with more to learn from more data, and one with less: how large a host is does
+    not say what pays, what becomes of it does."""
+
+    def glyphs(host: str, *widths: int, **options: Option) -> FleetConfig:
+        return _fleet("glyphs", {"examples": 6000} | options, host, widths, 2e-2, epochs=12)
+
+    return _at_three_rates(
+        hosts,
+        glyphs("cnn2d", 4, 8, 16, variants=10, noise=0.5),
+        glyphs("cnn2d", 6, 12, 24, variants=16, noise=0.5),
+        glyphs("cnn2d", 8, 16, 24, variants=6, noise=0.5),
+        glyphs("cnn2d", 4, 8, 16, variants=2, examples=3000),
+        glyphs("mlp", 8, 8, variants=4, side=16),
+        glyphs("mlp", 16, 16, variants=6, side=16),
+        glyphs("mlp", 24, 24, variants=10, side=16),
+        glyphs("mlp", 12, 12, 12, variants=6, side=12),
+    )
+
+
 def _at_three_rates(hosts: int, *fleets: FleetConfig) -> tuple[FleetConfig, ...]:
     return tuple(replace(fleet, hosts=hosts, rates=(0.5, 1.0, 2.0)) for fleet in fleets)
 

@@ -122,17 +122,17 @@ class Collector:
                 Live(signals, history, torch.full_like(signals.score, rent, dtype=torch.float32), everyone)
             )
 
-    def observe(self, telemetry: bool) -> Observation:
+    def observe(self) -> Observation:
         """What the policy sees of all fleets."""
-        parts = [self._observe(env, live, telemetry) for env, live in zip(self.envs, self.lives, strict=True)]
+        parts = [self._observe(env, live) for env, live in zip(self.envs, self.lives, strict=True)]
         joined = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
         return Observation(Features(joined[0], joined[1]), joined[2], joined[3], self.blueprints)
 
     def view(self, env: FleetEnv, live: Live) -> View:
         return View(live.signals, live.history, env.setting, live.rent, torch.full_like(live.rent, self.config.budget))
 
-    def _observe(self, env: FleetEnv, live: Live, telemetry: bool) -> tuple[Tensor, ...]:
-        features, legal, paid = look(self.view(env, live), telemetry)
+    def _observe(self, env: FleetEnv, live: Live) -> tuple[Tensor, ...]:
+        features, legal, paid = look(self.view(env, live))
         return (
             features.host,
             self._padded(features.slots, 0.0, (self.num_slots,), 1),
@@ -160,7 +160,7 @@ def collect(fleets: Collector, controller: Controller, rent: float, rewards: Rew
         with torch.inference_mode():
             return controller.expect(seen, fleets.memory)
 
-    return _played(fleets, choose, expect, rent, rewards, controller.config.telemetry)
+    return _played(fleets, choose, expect, rent, rewards)
 
 
 def record(fleets: Collector, policies: Sequence[Policy], rent: float, rewards: RewardConfig) -> Rollout:
@@ -178,7 +178,7 @@ def record(fleets: Collector, policies: Sequence[Policy], rent: float, rewards: 
         certain = torch.zeros_like(action, dtype=torch.float32)
         return Choice(action, certain, nothing)
 
-    return _played(fleets, choose, lambda seen: nothing, rent, rewards, telemetry=True)
+    return _played(fleets, choose, lambda seen: nothing, rent, rewards)
 
 
 def record_lives(
@@ -196,19 +196,18 @@ def _played(
     expect: Callable[[Observation], Float[Tensor, " N"]],
     rent: float,
     rewards: RewardConfig,
-    telemetry: bool,
 ) -> Rollout:
     rows: list[tuple[Tensor, ...]] = []
     observations, choices = [], []
     before = fleets.memory
     for _ in range(fleets.config.horizon):
-        seen = fleets.observe(telemetry)
+        seen = fleets.observe()
         start = torch.cat([live.fresh for live in fleets.lives])
         choice = choose(seen)
         observations.append(seen)
         choices.append(choice)
-        rows.append((start, *_step(fleets, expect, choice.action, rent, rewards, telemetry)))
-    last = expect(fleets.observe(telemetry))
+        rows.append((start, *_step(fleets, expect, choice.action, rent, rewards)))
+    last = expect(fleets.observe())
     start, gained, ended, sick, beyond, comparable, j, score, growth = (torch.stack(x) for x in zip(*rows, strict=True))
     choice = Choice(*(torch.stack(x) for x in zip(*choices, strict=True)))
     following = torch.cat([choice.value[1:], last[None]])
@@ -235,7 +234,6 @@ def _step(
     action: Int[Tensor, "N H"],
     rent: float,
     rewards: RewardConfig,
-    telemetry: bool,
 ) -> tuple[Tensor, ...]:
     """One decision of every fleet."""
     results = []
@@ -252,14 +250,14 @@ def _step(
     gained, ended, sick, final_end, comparable, j = (torch.cat([r[i] for r in results]) for i in range(6))
     beyond = torch.zeros_like(gained)
     if not fleets.config.terminal and bool((ended & ~final_end).any()):
-        beyond = expect(_finally(fleets, [r[6] for r in results], telemetry)).where(~final_end, 0.0)
+        beyond = expect(_finally(fleets, [r[6] for r in results])).where(~final_end, 0.0)
     fleets.lives = lives
     fleets.memory = Memory(*(old.where(~ended[:, None], 0.0) for old in fleets.memory))
     score, growth = (torch.cat([getattr(r[6], name).float() for r in results]) for name in ("score", "growth"))
     return gained, ended, sick, beyond, comparable, j, score, growth
 
 
-def _finally(fleets: Collector, finals: list[Signals], telemetry: bool) -> Observation:
+def _finally(fleets: Collector, finals: list[Signals]) -> Observation:
     """What there was to see where lives were cut off, before others took their places."""
     kept = fleets.lives
     no_one = [torch.zeros_like(live.fresh) for live in kept]
@@ -267,7 +265,7 @@ def _finally(fleets: Collector, finals: list[Signals], telemetry: bool) -> Obser
         Live(final, remember(live.history, final, none), live.rent, none)
         for live, final, none in zip(kept, finals, no_one, strict=True)
     ]
-    seen = fleets.observe(telemetry)
+    seen = fleets.observe()
     fleets.lives = kept
     return seen
 

@@ -4,7 +4,7 @@ All are ratios, shares or symlogs, so that one controller can serve hosts of any
 usually small to the order of 1. What is not known is marked by a second column and reads 0.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -71,7 +71,8 @@ class Feature:
 
     name: str
     value: Callable[[View], Tensor]
-    group: Literal["base", "telemetry"] = "base"
+    group: Literal["base", "telemetry", "size"] = "base"
+    """A controller may be blind to a group."""
     may_miss: bool = False
     """Whether it can be unknown: then a second column says so."""
 
@@ -107,7 +108,7 @@ HOST_FEATURES: tuple[Feature, ...] = (
     Feature("train_loss", lambda v: symlog(v.signals.train_loss / v.setting.guess), may_miss=True),
     Feature("fall", lambda v: symlog(v.signals.train_loss / v.history.first_loss), may_miss=True),
     Feature("gap", lambda v: symlog((v.signals.loss - v.signals.train_loss) / v.setting.guess), may_miss=True),
-    Feature("parameters", lambda v: torch.full_like(v.signals.score, v.setting.parameters).log10() / 6),
+    Feature("parameters", lambda v: torch.full_like(v.signals.score, v.setting.parameters).log10() / 6, "size"),
     Feature("growth", lambda v: torch.log1p(v.signals.growth)),
     Feature("rent", lambda v: 10 * v.rent),
     Feature("paying", lambda v: 10 * v.rent * torch.log1p(v.signals.growth)),
@@ -163,17 +164,21 @@ def remember(history: History, signals: Signals, fresh: Bool[Tensor, " N"]) -> H
     )
 
 
-def features(view: View, telemetry: bool = True) -> Features:
-    """All features of N hosts. Without `telemetry` its columns read as missing, so that the widths stay."""
-    return Features(_columns(HOST_FEATURES, view, telemetry), _columns(SLOT_FEATURES, view, telemetry))
+def features(view: View) -> Features:
+    """All features of N hosts."""
+    return Features(_columns(HOST_FEATURES, view), _columns(SLOT_FEATURES, view))
 
 
-def _columns(table: tuple[Feature, ...], view: View, telemetry: bool) -> Tensor:
+def hidden(table: tuple[Feature, ...], groups: Collection[str]) -> Float[Tensor, " F"]:
+    """What those who are blind to some groups read in their columns, as if it were not known; NaN in all others."""
+    marks = [(0.0, 1.0)[: 1 + f.may_miss] if f.group in groups else (torch.nan,) * (1 + f.may_miss) for f in table]
+    return torch.tensor([mark for of_feature in marks for mark in of_feature])
+
+
+def _columns(table: tuple[Feature, ...], view: View) -> Tensor:
     columns = []
     for feature in table:
         value = feature.value(view).float()
-        if feature.group == "telemetry" and not telemetry:
-            value = torch.full_like(value, torch.nan if feature.may_miss else 0.0)
         if feature.may_miss:
             missing = value.isnan()
             columns += [value.where(~missing, 0.0), missing.float()]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from esper.leyline.actions import FIXED_CHOICES, Head, Op
 from esper.leyline.errors import EsperError
-from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, Features, View, features, width
+from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, Features, View, features, hidden, width
 from esper.tamiyo.heads import chosen, entropy, gumbel, masked
 from esper.tamiyo.masks import affordable, within_budget
 
@@ -36,6 +36,9 @@ class ControllerConfig:
     """After the memory, or after the trunk if there is none."""
     telemetry: bool = True
     """Whether it sees gradient health and shares."""
+    size: bool = True
+    """Whether it sees how many parameters a bare host has. Who knows few hosts knows them by that, and takes one of
+    another size for the nearest of them."""
 
     def __post_init__(self) -> None:
         for name in ("hidden", "slot_hidden"):
@@ -69,10 +72,10 @@ class Observation(NamedTuple):
         return self.legal[..., Op.WAIT, :]
 
 
-def look(view: View, telemetry: bool) -> tuple[Features, Bool[Tensor, "N O S"], Bool[Tensor, "N S K"]]:
+def look(view: View) -> tuple[Features, Bool[Tensor, "N O S"], Bool[Tensor, "N S K"]]:
     """What there is to see of one fleet: its features, what is legal within its budget, and what is affordable."""
     paid = affordable(view.signals.growth, view.budget, view.setting.seed_parameters)
-    return features(view, telemetry), within_budget(view.signals.legal, paid), paid
+    return features(view), within_budget(view.signals.legal, paid), paid
 
 
 class Choice(NamedTuple):
@@ -125,6 +128,8 @@ class Controller(nn.Module):
 
     tail_index: Tensor
     tail_exists: Tensor
+    no_host: Tensor
+    no_slot: Tensor
 
     def __init__(self, config: ControllerConfig = ControllerConfig(), rng_seed: int = 0) -> None:
         super().__init__()
@@ -149,6 +154,9 @@ class Controller(nn.Module):
         index, exists = _side_by_side(TAIL_SIZES)
         self.register_buffer("tail_index", index, persistent=False)
         self.register_buffer("tail_exists", exists, persistent=False)
+        blind = [group for group in ("telemetry", "size") if not getattr(config, group)]
+        self.register_buffer("no_host", hidden(HOST_FEATURES, blind), persistent=False)
+        self.register_buffer("no_slot", hidden(SLOT_FEATURES, blind), persistent=False)
 
     def _init_memory(self) -> None:
         if self.memory is None:
@@ -172,11 +180,12 @@ class Controller(nn.Module):
         self, features: Features, exists: Bool[Tensor, "*N S"]
     ) -> tuple[Float[Tensor, "*N M"], Float[Tensor, "*N S E"]]:
         """What is made of hosts and slots, before anything is remembered."""
-        slots = self.slot(features.slots)
+        host, slots = (x.where(no.isnan(), no) for x, no in zip(features, (self.no_host, self.no_slot), strict=True))
+        slots = self.slot(slots)
         known = exists[..., None]
         mean = slots.where(known, 0.0).sum(-2) / known.sum(-2).clamp(min=1)
         most = slots.masked_fill(~known, -torch.inf).amax(-2)
-        return self.trunk(torch.cat([features.host, mean, most], -1)), slots
+        return self.trunk(torch.cat([host, mean, most], -1)), slots
 
     def remember(self, x: Float[Tensor, "T N M"], memory: Memory) -> Float[Tensor, "T N M"]:
         """Whole sequences, from the memory before their first decision."""

@@ -246,7 +246,7 @@ class Learned:
         self.memory = Memory(
             *(torch.where(fresh[:, None], new, old) for new, old in zip(blank, self.memory, strict=True))
         )
-        seen = Observation(*look(view, self.controller.config.telemetry), self.blueprints)
+        seen = Observation(*look(view), self.blueprints)
         even = torch.full_like(uniform, 0.5) if self.greedy else uniform
         with torch.no_grad():
             choice, self.memory = self.controller.act(seen, self.memory, even)
