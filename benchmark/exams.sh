@@ -10,9 +10,8 @@ images=${1:?an .npz file of images} text=${2:?a text}
 folder=runs/exams runs=${RUNS:-benchmark/general/g?}
 flags() {
   case $1 in
-    images) echo --images "$images" --no-thorough --plans 0 --memory-budget 16GB ;;
-    text) echo --text "$text" --no-thorough --plans 0 --memory-budget 16GB ;;
-    mnist1d-*) echo --tasks "$1" --plans 600 --memory-budget 12GB ;;
+    images) echo --images "$images" --no-thorough --plans 0 --tuned-on 12 --memory-budget 16GB ;;
+    text) echo --text "$text" --no-thorough --plans 0 --tuned-on 12 --memory-budget 16GB ;;
     *) echo --tasks "$1" --plans 300 --memory-budget 12GB ;;
   esac
 }

@@ -115,7 +115,7 @@ def test_it_shows_itself_where_it_knows_its_way_and_is_tried_elsewhere(monkeypat
     assert itself.took == (START.lives, 4 * START.lives), "nobody had to be tried"
     assert tried == [["never", "heuristic", "learned", "plan", "plan"]]
     assert other.took.decisions == 4 * (7 + START.lives)
-    assert [policy.name for policy in show(replace(known, start=START, known=()), here, controller).best] == ["never"]
+    assert [policy.name for policy in show(replace(known, start=START), there, controller).best] == ["never"]
     assert tried[1] == ["never", "heuristic", "plan", "plan"], "whoever begins with random weights is not tried"
 
 

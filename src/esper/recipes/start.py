@@ -62,7 +62,7 @@ def show(recipe: Recipe, fleet: FleetConfig, controller: Controller, before: Con
     start, rent, rng_seed = recipe.start, recipe.learn.rent.end, recipe.learn.rng_seed
     places, hosts = Places(fleet, recipe.engine), start.lives * start.best
     best, lives = [Learned(before)] if before else [], 0
-    if not any(fleet.alike(known) for known in recipe.known):
+    if not before or not any(fleet.alike(known) for known in recipe.known):
         setting = places.env(hosts, 1, Band.SHOW).setting
         tried = [Never(), Heuristic(), *best, *random_plans(setting, start.plans, rng_seed)]
         best, lives = tournament(partial(_build, places), tried, rent, start.hosts, start.best)

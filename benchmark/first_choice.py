@@ -1,0 +1,82 @@
+"""What would controllers plant first, and what if they were told that the host has another size? For each of them: how
+likely it is to plant at all, and its likeliest slot and seed there.
+
+python benchmark/first_choice.py [mnist1d-8] [--images cifar10.npz --text tale.txt] [--sizes 500 2000] \
+    [--runs benchmark/further/f1 ...]
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+from torch import Tensor
+
+from esper.leyline.actions import Op
+from esper.recipes.config import Band, FleetConfig
+from esper.recipes.suite import chosen
+from esper.tamiyo import Controller
+from esper.tamiyo.features import View, no_history, remember
+from esper.tamiyo.files import load_controller
+from esper.tamiyo.network import Observation, describe, look
+from esper.tolaria import Engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Settings of the suite, as `esper exam --tasks` takes them."""
+    images: Path | None = None
+    text: Path | None = None
+    sizes: tuple[int, ...] = (500,)
+    """Parameters of the bare host that they are told, besides the true number."""
+    runs: tuple[Path, ...] = tuple(sorted(Path(__file__).parent.glob("further/f?")))
+
+    def run(self) -> None:
+        for fleet in chosen(self.names, self.images, self.text):
+            view = newborn(fleet)
+            for size in (view.setting.parameters, *self.sizes):
+                told = view._replace(setting=view.setting._replace(parameters=size))
+                print(f"{fleet.task}, {fleet.host} {fleet.widths}, as if it had {size:,} parameters")
+                for path in self.runs:
+                    print(f"  {path.name}: {first(load_controller(path), told)}", flush=True)
+
+
+def newborn(fleet: FleetConfig) -> View:
+    env = replace(fleet, rates=(1.0,)).build_group(Engine(), 4, 1, Band.DEVELOPMENT)
+    signals = env.reset()
+    fresh = torch.ones_like(signals.sibling)
+    history = remember(no_history(len(fresh), fresh.device), signals, fresh)
+    rent, budget = (torch.full((len(fresh),), x) for x in (0.02, torch.inf))
+    return View(signals, history, env.setting, rent, budget)
+
+
+@torch.no_grad()
+def first(controller: Controller, view: View) -> str:
+    """Mean probabilities over hosts."""
+    table = describe(view.setting.families, view.setting.seed_parameters)
+    features, legal, paid = look(view)
+    hosts = len(legal)
+    seen = Observation(features, legal, paid, table.expand(hosts, *table.shape))
+    x, slots = controller.read(features, seen.exists)
+    x, _ = controller.remember_one(x, controller.blank(hosts, x.device))
+    plant = torch.full((hosts,), int(Op.GERMINATE))
+    op = mean(controller.op_log_probs(x, legal)[0])[Op.GERMINATE]
+    where = mean(controller.slot_log_probs(x, slots, legal, plant)[0])
+    slot = int(where.argmax())
+    what = mean(controller.rest_log_probs(x, slots, seen, plant, torch.full((hosts,), slot))[0][0])
+    space, seed = view.setting.space, int(what.argmax())
+    size = view.setting.seed_parameters[slot, seed]
+    return (
+        f"plants {op:.2f}, in {space.slots[slot]} {where[slot]:.2f}, "
+        f"{space.blueprints[seed]} {what[seed]:.2f} ({size:.2f} hosts large)"
+    )
+
+
+def mean(log_probs: Tensor) -> Tensor:
+    return log_probs.exp().mean(0)
+
+
+if __name__ == "__main__":
+    tyro.cli(Question).run()
