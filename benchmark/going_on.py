@@ -58,6 +58,8 @@ class Question:
     """Where it goes on from."""
     plans: int = 45
     """That it meets in settings which it does not know; 0 to imitate nobody."""
+    best: int = 3
+    """Of those, how many are imitated; together they show as many lives."""
     updates: int = 8
     group: int = 48
     """Hosts of each fleet to learn from."""
@@ -69,7 +71,8 @@ class Question:
     def run(self) -> None:
         plain, engine = named(self.recipe), Engine.on(self.device)
         fleets = tuple(replace(plain.fleets[i], hosts=self.group) for i in self.fleets)
-        start = replace(plain.start, run=self.run_dir, plans=self.plans)
+        lives = plain.start.lives * plain.start.best // self.best
+        start = replace(plain.start, run=self.run_dir, plans=self.plans, best=self.best, lives=lives)
         ppo = replace(plain.learn.ppo, anneal=self.updates, minibatches=16)
         learn = replace(plain.learn, updates=self.updates, ppo=ppo, rng_seed=self.rng_seed)
         known = Recipe.revived(RunFolder.open(Path(self.run_dir)).config()).learned_from
