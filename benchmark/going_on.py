@@ -4,7 +4,7 @@ that it never learns from: before it goes on, when it has imitated the best, and
 
 python benchmark/going_on.py [--fleets 10 11 12 13 17 18 19] [--updates 8] [--plans 0] [--run-dir benchmark/general/g4]
 python benchmark/going_on.py --recipe wider --fleets 10 11 12 13 17 18 19 26 27 28 29 --run-dir benchmark/further/f4 \
-    [--size]
+    --updates 4 [--best 1]
 """
 
 from copy import deepcopy
@@ -52,8 +52,6 @@ class Question:
     fleets: tuple[int, ...] = (10, 11, 12, 13, 17, 18, 19)
     """Places in the recipe's list; those with perceptrons are quick."""
     recipe: str = "further"
-    size: bool = False
-    """Whether who goes on sees how large a host is, though the recipe hides it."""
     run_dir: str = "benchmark/general/g4"
     """Where it goes on from."""
     plans: int = 45
@@ -78,8 +76,7 @@ class Question:
         known = Recipe.revived(RunFolder.open(Path(self.run_dir)).config()).learned_from
         recipe = replace(plain, fleets=fleets, known=known, start=start, learn=learn, engine=engine)
         before = load_controller(self.run_dir).to(engine.place())
-        config = replace(recipe.controller, size=recipe.controller.size or self.size)
-        begin(recipe, after := Controller(config, self.rng_seed).to(engine.place()))
+        begin(recipe, after := Controller(recipe.controller).to(engine.place()))
         cloned = deepcopy(after)
         for report in train([fleet.build(engine) for fleet in fleets], after, learn):
             print(f"update {report.update}: J {report.objective:.4f}, KL {report.kl:.3f}", flush=True)

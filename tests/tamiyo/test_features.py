@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from esper.tamiyo.features import (
+    HIDEABLE,
     HOST_FEATURES,
     SLOT_FEATURES,
     WINDOW,
@@ -58,7 +59,7 @@ def test_what_is_unknown_is_marked():
     assert marks[1:].all()
 
 
-@pytest.mark.parametrize("group", ["telemetry", "size"])
+@pytest.mark.parametrize("group", HIDEABLE)
 def test_who_is_blind_to_a_group_reads_it_as_unknown_and_everything_else(group):
     for table in (HOST_FEATURES, SLOT_FEATURES):
         groups = {f.name: f.group for f in table}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.tamiyo import Controller, ControllerConfig, Features
-from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, hidden, width
+from esper.tamiyo.features import HIDEABLE, HOST_FEATURES, SLOT_FEATURES, hidden, width
 from esper.tamiyo.heads import check, entropy, masked, sample
 from esper.tamiyo.masks import affordable, relevant, within_budget
 from esper.tamiyo.network import DESCRIPTORS, Observation, describe, num_draws
@@ -91,7 +91,7 @@ def test_permuting_blueprints_permutes_their_probabilities():
     torch.testing.assert_close(here, there[:, order])
 
 
-@pytest.mark.parametrize("group", ["telemetry", "size"])
+@pytest.mark.parametrize("group", HIDEABLE)
 def test_who_is_blind_to_a_group_decides_the_same_whatever_it_says(group):
     config = replace(CONTROLLER.config, **{group: False})
     blind = Controller(config, rng_seed=2)

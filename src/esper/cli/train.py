@@ -30,6 +30,7 @@ from esper.recipes.exam import QUICK, hold_exam
 from esper.recipes.start import begin, folder_of
 from esper.simic.checkpoint import load_training_run, save_training_run
 from esper.simic.train import Training
+from esper.tamiyo.features import HIDEABLE
 from esper.tamiyo.files import load_controller, save_controller
 from esper.tamiyo.policies import Learned
 from esper.telemetry import SINKS, Board, RunFolder, Sink, SinkName
@@ -175,7 +176,7 @@ def continued(asked: Recipe, plain: Recipe) -> Recipe:
     before = RunFolder.open(folder_of(asked.start.run))
     if not before.done:
         raise FileError(f"{before.path} is not done: resume it before another run goes on from it")
-    told = {"telemetry": asked.controller.telemetry, "size": asked.controller.size}
+    told = {group: getattr(asked.controller, group) for group in HIDEABLE}
     controller = replace(load_controller(before.controller_path).config, **told)
     if asked.controller not in (controller, replace(plain.controller, **told)):
         raise EsperError(f"controller must be left as it is in {before.path}, from which the run goes on")

@@ -17,6 +17,8 @@ from esper.leyline.state import NO_BLUEPRINT, Setting, Signals
 
 WINDOW = 5
 """Epochs of history that are looked back on."""
+HIDEABLE = ("telemetry", "size")
+"""Groups of features that a controller can do without; each is a switch of its config."""
 IMPROVEMENT = 1e-3
 """How much the score must rise to count as progress."""
 
@@ -72,7 +74,6 @@ class Feature:
     name: str
     value: Callable[[View], Tensor]
     group: Literal["base", "telemetry", "size"] = "base"
-    """A controller may be blind to a group."""
     may_miss: bool = False
     """Whether it can be unknown: then a second column says so."""
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from esper.leyline.actions import FIXED_CHOICES, Head, Op
 from esper.leyline.errors import EsperError
-from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, Features, View, features, hidden, width
+from esper.tamiyo.features import HIDEABLE, HOST_FEATURES, SLOT_FEATURES, Features, View, features, hidden, width
 from esper.tamiyo.heads import chosen, entropy, gumbel, masked
 from esper.tamiyo.masks import affordable, within_budget
 
@@ -154,7 +154,7 @@ class Controller(nn.Module):
         index, exists = _side_by_side(TAIL_SIZES)
         self.register_buffer("tail_index", index, persistent=False)
         self.register_buffer("tail_exists", exists, persistent=False)
-        blind = [group for group in ("telemetry", "size") if not getattr(config, group)]
+        blind = [group for group in HIDEABLE if not getattr(config, group)]
         self.register_buffer("no_host", hidden(HOST_FEATURES, blind), persistent=False)
         self.register_buffer("no_slot", hidden(SLOT_FEATURES, blind), persistent=False)
 
