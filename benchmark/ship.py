@@ -6,6 +6,7 @@ exams that were ever sat.
 python benchmark/ship.py runs/f1 runs/f2 runs/f3 runs/f4 runs/f5 --examined runs/exams/mnist1d-8 runs/exams/digits-4
 """
 
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Annotated
 
 import tyro
 
+from esper.leyline.errors import EsperError
+from esper.leyline.reports import ExamReport
 from esper.tamiyo.files import SHIPPED, load_controller
 from esper.telemetry.folder import CONTROLLER, EXAMS, REPORTS, START, RunFolder
 
@@ -34,7 +37,7 @@ class Ship:
     def run(self) -> None:
         folders = [RunFolder.open(path) for path in self.runs]
         found = [mean(r.objective for r in folder.reports()[-10:] if r.objective is not None) for folder in folders]
-        exams = [exam for path in self.examined for exam in RunFolder.open(path).exams()]
+        exams = [exam for path in self.examined for exam in self.of_these(RunFolder.open(path))]
         for folder in folders:
             load_controller(folder.controller_path)  # refuses what this Esper cannot use
             copied(folder, KEPT / folder.config()["name"] / folder.path.name)
@@ -46,6 +49,13 @@ class Ship:
             remember([line for path in self.examined for line in (path / EXAMS).read_text().splitlines()])
             size = sum(path.stat().st_size for path in SHIPPED.iterdir())
             print(f"{len(exams)} exams, {size:,} bytes")
+
+    def of_these(self, examined: RunFolder) -> list[ExamReport]:
+        """Its exams, if these runs sat them, and no others."""
+        last = json.loads((examined.path / EXAMS).read_text().splitlines()[-1])
+        if sorted(last["runs"]) != sorted(map(str, self.runs)):
+            raise EsperError(f"{examined.path} holds an exam of {', '.join(last['runs'])}: name these as runs")
+        return examined.exams()
 
 
 def remember(held: list[str]) -> None:

@@ -1,6 +1,7 @@
 """The command line says what is wrong in one sentence, and prints what machines can read."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -199,6 +200,57 @@ def test_an_exam_is_kept_when_it_has_ended_whatever_comes_after(run, tmp_path, m
     assert "the power fails" in capsys.readouterr().err
     assert [exam.task for exam in RunFolder.open(tmp_path / "held").exams()] == ["spirals"]
     assert len((tmp_path / "held" / "exams.jsonl").read_text().splitlines()) == 1
+
+
+def test_an_exam_that_was_interrupted_goes_on_if_it_is_asked_the_same(run, tmp_path, monkeypatch, capsys):
+    mine, out = tmp_path / "mine", tmp_path / "held"
+    shutil.copytree(run, mine)
+    tried, arm, power = [], Room.arm, False
+
+    def fall(room, policies, *given):
+        if not power and policies[0].name == "learned":
+            raise EsperError("the power fails")
+        return arm(room, policies, *given)
+
+    def hold(*more):
+        tried.clear()
+        small = ["--hosts", "2", "--plans", "0", "--rates", "0.5", "1.0", "--no-thorough", "--json"]
+        main(["exam", str(mine), *small, "--out", str(out), *more])
+        return json.loads(capsys.readouterr().out)["arms"]
+
+    def fails(*more):
+        with pytest.raises(SystemExit):
+            hold(*more)
+        return capsys.readouterr().err
+
+    def note(room, policies, *given, real=Room.tried):
+        tried.append(policies[0].name)
+        return real(room, policies, *given)
+
+    monkeypatch.setattr(Room, "arm", fall)
+    monkeypatch.setattr(Room, "tried", note)
+    assert "the power fails" in fails()
+    assert tried == ["never", "learned"]
+    fails()
+    assert tried == [], "all of it was chosen before"
+    fails("--tuned-on", "1")
+    assert tried == ["never", "learned"], "whoever asks for something else gets it"
+    other = mine / "controller.safetensors"
+    save_controller(other, Controller(load_controller(other).config, 7))
+    fails("--tuned-on", "1")
+    assert tried == ["never", "learned"], "and so does who has changed"
+    choices = (out / "choices.json").read_text()
+    (out / "choices.json").write_text(choices.replace("[", '["a lot", ', 1))
+    assert "choices.json is damaged, remove it" in fails("--tuned-on", "1")
+    (out / "choices.json").write_text(choices)
+    power = True
+    went_on = hold("--tuned-on", "1")
+    assert tried == []
+    assert not (out / "choices.json").exists(), "the exam has ended"
+    afresh = hold("--tuned-on", "1")
+    assert tried == ["never", "learned"]
+    for mine, theirs in zip(went_on, afresh, strict=True):
+        assert {**mine, "seconds": 0} == {**theirs, "seconds": 0}
 
 
 def test_a_plan_that_fits_no_host_is_refused_before_anything_is_played(run, tmp_path, monkeypatch, capsys):

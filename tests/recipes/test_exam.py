@@ -13,7 +13,7 @@ from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.recipes import recipe
 from esper.recipes.config import Band, FleetConfig, Places
-from esper.recipes.exam import QUICK, ExamConfig, Room, hold_exam
+from esper.recipes.exam import QUICK, ExamConfig, Room, held_one_by_one, hold_exam
 from esper.recipes.suite import HELD_OUT, SUITE, setting, settings
 from esper.simic.exam import Arm
 from esper.simic.play import play
@@ -90,8 +90,8 @@ def test_whoever_sat_in_the_same_places_before_leaves_no_trace():
 
     after, alone = room().arm(both, 1e-2).sittings[1], room().arm(tame, 1e-2).sittings[0]
     used = room()
-    grown = used.static("static", Arm("both", used.arm(both, 1e-2).sittings, 5, 1e-2), [], 5).sittings[1]
-    afresh = room().static("static", Arm("one", [alone], 5, 1e-2), [], 5).sittings[0]
+    grown = used.static("static", Arm("both", used.arm(both, 1e-2).sittings, 5, 1e-2), list, 5).sittings[1]
+    afresh = room().static("static", Arm("one", [alone], 5, 1e-2), list, 5).sittings[0]
     assert (alone.outcome.growth > 0).any()
     for mine, theirs in ((after, alone), (grown, afresh)):
         assert all(torch.equal(a, b) for a, b in zip(mine.outcome, theirs.outcome, strict=True))
@@ -114,6 +114,47 @@ def test_an_exam_in_few_places_is_the_same_as_one_with_a_fleet_for_everyone(held
     assert len(built) - few > 2 * few
     for shared, alone in zip(held[0].arms, fresh.arms, strict=True):
         assert replace(shared, seconds=0.0) == replace(alone, seconds=0.0)
+
+
+def test_an_exam_that_is_interrupted_goes_on_with_what_it_has_chosen_and_comes_out_the_same(held):
+    chosen, asked, survives = {}, [], 0
+
+    def once(purpose, choose):
+        asked.append(purpose)
+        if purpose not in chosen:
+            if len(chosen) == survives:
+                raise KeyboardInterrupt
+            chosen[purpose] = choose()
+        return chosen[purpose]
+
+    def go_on():
+        asked.clear()
+        return list(held_one_by_one(*everyone(), once=once))
+
+    for survives in (2, 6):
+        with pytest.raises(KeyboardInterrupt):
+            go_on()
+        assert len(chosen) == survives
+    survives = 7
+    ((report, _),) = go_on()
+    assert len(chosen) == 7, "two plans, and rates of rivals, ours, longer and twice static"
+    assert asked == list(chosen), "each is asked for once, in order"
+    for mine, theirs in zip(report.arms, held[0].arms, strict=True):
+        assert replace(mine, seconds=0.0) == replace(theirs, seconds=0.0)
+
+
+def test_two_fleets_that_look_alike_choose_each_for_itself():
+    asked, purposes = smoke(), []
+    (fleet,) = asked.fleets
+    twice = replace(asked, fleets=(fleet, replace(fleet, options={"examples": 100})))
+    config = replace(SMALL, hosts=2, thorough=False, plans=0)
+
+    def once(purpose, choose):
+        purposes.append(purpose)
+        return choose()
+
+    assert len(list(held_one_by_one(twice, [FixedPlan([], name="idle")], config, once=once))) == 2
+    assert len(purposes) == len(set(purposes)) == 4
 
 
 def test_a_preliminary_exam_touches_neither_final_hosts_nor_test_data():
@@ -183,7 +224,8 @@ def test_what_was_grown_is_trained_again_at_a_rate_that_suits_it():
     _, right = room.grid
     policies = [Heuristic(), Never()]
     for lr in room.grid:
-        assert room.static("static", room.arm(policies, lr), room.grown(policies, lr), 5).lr == right
+        grown = room.grown(policies, lr)
+        assert room.static("static", room.arm(policies, lr), lambda found=grown: found, 5).lr == right
     tried = room.static_tried(room.grown(policies, right), 5)
     assert [len(rates) for rates in tried] == [2, 2]
     bare = room.tried([Never()], room.shared_by(2), training=1)

@@ -92,8 +92,10 @@ class Exam:
         place = self.place(folders, asked)
         guests, tell = [read_plan(path) for path in self.plan], Console(stderr=True, log_path=False).log
         known = {**cost(folders), "held": self.held(asked)}
+        choices = place.choices(self.question(asked, files)) if place else None
+        once = choices.once if choices else lambda purpose, choose: choose()
         exams, lives = [], []
-        for exam, told in held_one_by_one(asked, policies, config, guests, fleets, tell):
+        for exam, told in held_one_by_one(asked, policies, config, guests, fleets, tell, once):
             exams.append(replace(exam, **known))
             lives += told
             if place:
@@ -102,11 +104,19 @@ class Exam:
                 print(json_module.dumps(finite(asdict(exams[-1]))))
             else:
                 show_exam(exams[-1], Console())
+        if choices:
+            choices.forget()
         if place is None and config.final:
             tell("a final exam was held, and is kept nowhere: add --out next time")
         report = write_report(place) if place else None
         if report and not self.json:
             print(f"report: {report}")
+
+    def question(self, asked: Recipe, files: Sequence[Path]) -> str:
+        """The same for exams in which the same is chosen: of the same command, on such a machine, with such files."""
+        where = {name: value for name, value in self.environment(asked).items() if name != "id"}
+        read = [path for path in (*files, *self.plan, self.images, self.text) if path and path.exists()]
+        return hashlib.sha256(b"".join([json_module.dumps(where).encode(), *map(digest, read)])).hexdigest()
 
     def keep(self, place: RunFolder, exams: Sequence[ExamReport], lives: Sequence[Life]) -> None:
         """As far as it has come. A final exam takes the place of any other, a preliminary one only of its like."""
@@ -159,13 +169,22 @@ def different(files: Sequence[Path]) -> None:
     """Refuse a training that is named twice: it would count as two."""
     seen: dict[bytes, Path] = {}
     for path in files:
-        try:
-            content = hashlib.sha256(path.read_bytes()).digest()
-        except OSError as error:
-            raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+        content = digest(path)
         if content in seen:
             raise EsperError(f"{seen[content]} and {path} are the same controller: name every training once")
         seen[content] = path
+
+
+def digest(path: Path) -> bytes:
+    """Of a file, or of all files in a folder."""
+    found = hashlib.sha256()
+    try:
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if not file.is_dir():
+                found.update(str(file.relative_to(path)).encode() + file.read_bytes())
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+    return found.digest()
 
 
 def cost(folders: Sequence[RunFolder]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 
@@ -35,6 +35,8 @@ AROUND = (0.5, 1.0, 2.0)
 """Learning rates at which plans are chosen, as multiples of the recipe's."""
 Tell = Callable[[str], object]
 """Hears what is going on, for whoever waits."""
+Once = Callable[[str, Callable[[], list[float]]], list[float]]
+"""Gives what was chosen for a purpose before an exam was interrupted, or lets it be chosen."""
 DERIVED = ("longer", "static", "static, longer", "replay", RIGHT_SIZE)
 
 
@@ -93,11 +95,13 @@ def held_one_by_one(
     guests: Sequence[Policy] = (),
     fleets: Sequence[FleetConfig] = (),
     tell: Tell = lambda said: None,
+    once: Once = lambda purpose, choose: choose(),
 ) -> Iterator[tuple[ExamReport, list[Life]]]:
     """Each fleet's exam when it has ended, for whoever wants to keep it at once. Whom no exam can be held with is
-    refused before the first begins."""
+    refused before the first begins. Whoever answers `once` keeps choices, too: they take most of the time."""
     recipe = replace(recipe, engine=within_memory(recipe.engine))
-    rooms = [Room(recipe, fleet, config, tell) for fleet in fleets or recipe.fleets]
+    every = enumerate(fleets or recipe.fleets)
+    rooms = [Room(recipe, fleet, config, tell, _within(str(n), once)) for n, fleet in every]
     for room in rooms:
         room.admit(policies, guests)
     for room in rooms:
@@ -115,7 +119,14 @@ def within_memory(engine: Engine) -> Engine:
 class Room:
     """One fleet's exam."""
 
-    def __init__(self, recipe: Recipe, fleet: FleetConfig, config: ExamConfig, tell: Tell = lambda said: None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        fleet: FleetConfig,
+        config: ExamConfig,
+        tell: Tell = lambda said: None,
+        once: Once = lambda purpose, choose: choose(),
+    ) -> None:
         self.recipe, self.fleet, self.config = recipe, fleet, config
         self.rent, self.rng_seed = recipe.learn.rent.end, recipe.learn.rng_seed
         new = {
@@ -131,6 +142,7 @@ class Room:
         self.example = self.env(1, 1, Band.PLANS, [fleet.train.lr])
         where = f"{self.example.fleet.task.name}, {described(self.example.fleet)}"
         self.tell: Tell = lambda said: tell(f"{where}: {said}")
+        self.once = _within(where, once)
         self.room = 2048 if self.example.fleet.device.type == "cuda" else 512
         """Hosts at once, where many policies are tried."""
 
@@ -191,10 +203,19 @@ class Room:
         validation J."""
         if len(self.grid) == 1:
             return self.grid * len(arms)
-        self.tell(f"learning rates of {', '.join(arm[0].name for arm in arms)}")
-        hosts = self.shared_by(len(arms[0]))
-        found = [self.tried(nth, hosts, episode, n) for n, nth in enumerate(zip(*arms, strict=True))]
-        return [self.best_rate(by_training) for by_training in zip(*found, strict=True)]
+
+        def choose() -> list[float]:
+            hosts = self.shared_by(len(arms[0]))
+            found = [self.tried(nth, hosts, episode, n) for n, nth in enumerate(zip(*arms, strict=True))]
+            return [self.best_rate(by_training) for by_training in zip(*found, strict=True)]
+
+        epochs = episode or self.fleet.env.episode
+        return self.chosen(f"learning rates of {', '.join(arm[0].name for arm in arms)}, {epochs} epochs", choose)
+
+    def chosen(self, purpose: str, choose: Callable[[], list[float]]) -> list[float]:
+        """Told before, as it takes its time."""
+        self.tell(purpose)
+        return self.once(purpose, choose)
 
     def best_rate(self, tried: Sequence[Sequence[float]]) -> float:
         """Of the grid, by the mean J at each of its rates, over trainings."""
@@ -234,25 +255,28 @@ class Room:
 
     def best(self, name: str, plans: Sequence[FixedPlan]) -> Policy:
         """The best of them on hosts of their own, which learn at different rates."""
-        self.tell(f"{name}, chosen among {len(plans)}")
         around = replace(self.fleet, rates=AROUND, hosts=len(AROUND) * self.fleet.env.group)
         places = Places(around, self.recipe.engine)
 
         def build(hosts: int, group: int, round: int) -> FleetEnv:
             return places.env(hosts, group, Band.PLANS + round)
 
-        (best,), self.searched[name] = tournament(build, plans, self.rent, hosts=len(AROUND), room=self.room)
-        return FixedPlan(best.plan, name=name)
+        def choose() -> list[float]:
+            (best,), lives = tournament(build, plans, self.rent, hosts=len(AROUND), room=self.room)
+            return [plans.index(best), lives]
+
+        best, lives = map(int, self.chosen(f"{name}, chosen among {len(plans)}", choose))
+        self.searched[name] = lives
+        return FixedPlan(plans[best].plan, name=name)
 
     def derived(self, policies: Sequence[Policy], ours: Arm, never: Arm) -> list[Arm]:
         """What follows from the grown hosts: bare hosts that train for as many operations, their topologies from
         scratch, and their growth on other hosts. And, where a task has a teacher, hosts of its shape."""
         cost = float(ours.values("flops").mean())
         epochs = _as_long(never, cost)
-        self.tell(f"longer, {epochs} epochs")
         (lr,) = self.tuned([[Never()]], epochs)
         longer = self.arm([Never()], lr, epochs)._replace(name="longer")
-        grown = self.grown(policies, ours.lr) if len(self.grid) > 1 else []
+        grown = cache(lambda: self.grown(policies, ours.lr))
         static = self.static("static", ours, grown, ours.episode)
         again = self.static("static, longer", ours, grown, _as_long(static, cost))
         replay = Arm("replay", list(self.replayed(ours)), ours.episode, ours.lr, paired=False)
@@ -267,10 +291,13 @@ class Room:
             sit(home, policy, self.rent, self.rng_seed).topology for home, policy in zip(homes, policies, strict=True)
         ]
 
-    def static(self, name: str, ours: Arm, grown: Sequence[SlotState], episode: int) -> Arm:
+    def static(self, name: str, ours: Arm, grown: Callable[[], Sequence[SlotState]], episode: int) -> Arm:
         """The topologies of the policy from scratch, at the learning rate that suits what it has `grown` elsewhere."""
-        self.tell(f"{name}, {episode} epochs")
-        lr = self.best_rate(self.static_tried(grown, episode)) if grown else self.grid[0]
+        lr = self.grid[0]
+        if len(self.grid) > 1:
+            purpose = f"learning rate of {name}, {episode} epochs"
+            (lr,) = self.chosen(purpose, lambda: [self.best_rate(self.static_tried(grown(), episode))])
+        self.tell(f"{name} on the hosts that count")
         env = self.paper(lr, episode)
         sittings = [
             self.sat(Grown(env.fleet, sitting.topology, env.config, env.test), Never()) for sitting in ours.sittings
@@ -298,7 +325,7 @@ class Room:
         """Hosts of the teacher's shape, which pay rent for what they have beyond the bare host."""
         fleet = self.example.fleet
         shape = replace(self.fleet, host="mlp", widths=(int(fleet.task.facts["teacher_width"]),))
-        room = Room(self.recipe, shape, self.config)
+        room = Room(self.recipe, shape, self.config, once=self.once)
         (lr,) = room.tuned([[Never()]])
         arm = room.arm([Never()], lr)
         size, bare = (f.trunk.layout.num_parameters for f in (room.example.fleet, fleet))
@@ -308,6 +335,10 @@ class Room:
             objective=was.objective - self.rent * math.log1p(growth), growth=torch.full_like(was.growth, growth)
         )
         return arm._replace(name=RIGHT_SIZE, sittings=[sitting._replace(outcome=now)], paired=False)
+
+
+def _within(where: str, once: Once) -> Once:
+    return lambda purpose, choose: once(f"{where}: {purpose}", choose)
 
 
 def _of_training(env: FleetEnv, n: int) -> EnvConfig:

@@ -8,6 +8,7 @@ checkpoints/           everything that the next update depends on: the newest fe
 controller.safetensors the controller, once the run is done
 exam.json              how it compares with simple policies on fresh hosts
 exams.jsonl            every final exam that was ever held, the last one at the end
+choices.json           learning rates and plans that an exam has chosen so far, until it has ended
 start.json             what was done before the first update: a head start, and the run that this one goes on from
 lives.jsonl            what it did with some of them, decision by decision
 report.html, pictures/ all of this, to look at
@@ -18,7 +19,7 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -36,6 +37,7 @@ VERSION = 1
 BEST = "best.safetensors"
 REPORTS, EPISODES, EXAM, LIVES = "reports.jsonl", "episodes.jsonl", "exam.json", "lives.jsonl"
 EXAMS, START, CONTROLLER = "exams.jsonl", "start.json", "controller.safetensors"
+CHOICES = "choices.json"
 LOGS = (REPORTS, EPISODES)
 """What only grows; a resumed run cuts it back to where its checkpoint was written."""
 
@@ -173,6 +175,15 @@ class RunFolder:
         arms = tuple(replace(arm, scores=(), objectives=()) for arm in exam.arms)
         self._append(EXAMS, [{"runs": list(runs), "exam": asdict(replace(exam, arms=arms))}])
 
+    def choices(self, asked: str) -> "Choices":
+        """What an exam has chosen that was asked the same and was interrupted."""
+        found = self._read_json(CHOICES) if (self.path / CHOICES).exists() else {"asked": asked, "chosen": {}}
+        try:
+            same = found["chosen"] if found["asked"] == asked else {}
+            return Choices(self, asked, revive(dict[str, tuple[float, ...]], same, "chosen"))
+        except (EsperError, KeyError, TypeError) as error:
+            raise FileError(f"{self.path / CHOICES} is damaged, remove it: {error}") from None
+
     def write_start(self, lives: int, decisions: int, seconds: float) -> None:
         """What was done before the first update: the head start, and all of the run that this one goes on from."""
         self._write_json(START, {"lives": lives, "decisions": decisions, "seconds": seconds})
@@ -230,6 +241,24 @@ class RunFolder:
             raise FileError(f"{self.path / name} is damaged: {error}") from None
         except OSError as error:
             raise FileError(f"cannot read {self.path / name}: {error.strerror or error}") from None
+
+
+class Choices:
+    """What an exam chooses, on the disk at once."""
+
+    def __init__(self, folder: RunFolder, asked: str, chosen: Mapping[str, Sequence[float]]) -> None:
+        self.folder, self.asked, self.chosen = folder, asked, dict(chosen)
+
+    def once(self, purpose: str, choose: Callable[[], list[float]]) -> list[float]:
+        """As it was chosen, or is now."""
+        if purpose not in self.chosen:
+            self.chosen[purpose] = choose()
+            self.folder.write(CHOICES, json.dumps({"asked": self.asked, "chosen": self.chosen}, indent=2))
+        return list(self.chosen[purpose])
+
+    def forget(self) -> None:
+        """The exam has ended."""
+        (self.folder.path / CHOICES).unlink(missing_ok=True)
 
 
 def environment(device: str, threads: int, command: str = "") -> dict[str, Any]:
