@@ -4,7 +4,8 @@
 #   bash benchmark/trainings.sh                         # five of `general` into runs/g1 to runs/g5, for a GPU
 #   RECIPE=further bash benchmark/trainings.sh --exam 0 # five that go on from benchmark/general/g1 to g5, into runs/f?
 #   RECIPE=wider bash benchmark/trainings.sh --exam 0   # and five that go on from those, into runs/w?
-# Then keep them: python benchmark/ship.py runs/w?
+#   RECIPE=practice bash benchmark/trainings.sh --exam 0 # and from those, into runs/p?
+# Then keep them: python benchmark/ship.py runs/p?
 set -euo pipefail
 cd "$(dirname "$0")/.."
 recipe=${RECIPE:-general} folder=${FOLDER:-runs}
@@ -16,6 +17,7 @@ for n in $(seq "${COUNT:-5}"); do
   case $recipe in
     further) which=(--rng-seed $((10 + n)) --start.run "benchmark/general/g$n") ;;
     wider) which=(--rng-seed $((20 + n)) --start.run "benchmark/further/f$n") ;;
+    practice) which=(--rng-seed $((30 + n)) --start.run "benchmark/wider/w$n") ;;
     *) which=(--rng-seed "$n") ;;
   esac
   if [ -e "$run/config.json" ]; then

@@ -10,7 +10,7 @@ from esper.leyline.errors import EsperError
 from esper.recipes import RECIPES, Recipe, recipe
 from esper.tolaria import Engine
 
-NEED_A_GPU = ("mnist1d_gpu", "general", "further", "wider", "cifar10")
+NEED_A_GPU = ("mnist1d_gpu", "general", "further", "wider", "practice", "cifar10")
 
 
 @pytest.mark.parametrize("name", RECIPES)

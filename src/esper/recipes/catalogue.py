@@ -109,6 +109,14 @@ def wider() -> Recipe:
     )
 
 
+def practice() -> Recipe:
+    """Nothing new: eight updates more for a controller of `wider` (`--start.run RUN`), for a GPU."""
+    plain = wider()
+    ppo = replace(plain.learn.ppo, entropy_coef=plain.learn.ppo.entropy_end, anneal=8)  # there is something to lose
+    start, learn = StartConfig(run="shipped"), replace(plain.learn, updates=8, ppo=ppo)
+    return replace(plain, name="practice", start=start, learn=learn)
+
+
 def _for_a_gpu(name: str, *fleets: FleetConfig) -> Recipe:
     """What has beaten searched plans on MNIST-1D: many small steps, rent from the start, entropy that fades."""
     learn = LearnConfig(
@@ -153,6 +161,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "general": general,
     "further": further,
     "wider": wider,
+    "practice": practice,
     "cifar10": cifar10,
     "characters": characters,
     "reviewed": reviewed,
