@@ -244,9 +244,16 @@ def test_an_exam_that_was_interrupted_goes_on_if_it_is_asked_the_same(run, tmp_p
     assert "choices.json is damaged, remove it" in fails("--tuned-on", "1")
     (out / "choices.json").write_text(choices)
     power = True
+    hold("--quick")
+    assert (out / "choices.json").read_text() == choices, "a quick exam leaves them alone"
     went_on = hold("--tuned-on", "1")
     assert tried == []
-    assert not (out / "choices.json").exists(), "the exam has ended"
+    shutil.copyfile(run / "controller.safetensors", mine / "controller.safetensors")
+    for more in ([], ["--tuned-on", "1"]):
+        hold(*more)
+        assert tried == [], "those of others that were interrupted are still there"
+    assert not (out / "choices.json").exists(), "all exams have ended"
+    save_controller(other, Controller(load_controller(other).config, 7))
     afresh = hold("--tuned-on", "1")
     assert tried == ["never", "learned"]
     for mine, theirs in zip(went_on, afresh, strict=True):

@@ -26,7 +26,7 @@ from esper.leyline.errors import EsperError, FileError
 from esper.leyline.plain import finite
 from esper.leyline.reports import ExamReport, Life
 from esper.recipes import FleetConfig, Recipe
-from esper.recipes.exam import QUICK, ExamConfig, held_one_by_one
+from esper.recipes.exam import QUICK, ExamConfig, afresh, held_one_by_one
 from esper.recipes.suite import HELD_OUT, chosen
 from esper.tamiyo.files import SHIPPED, load_controller
 from esper.tamiyo.policies import FixedPlan, Learned, Planned
@@ -93,7 +93,7 @@ class Exam:
         guests, tell = [read_plan(path) for path in self.plan], Console(stderr=True, log_path=False).log
         known = {**cost(folders), "held": self.held(asked)}
         choices = place.choices(self.question(asked, files)) if place else None
-        once = choices.once if choices else lambda purpose, choose: choose()
+        once = choices.once if choices else afresh
         exams, lives = [], []
         for exam, told in held_one_by_one(asked, policies, config, guests, fleets, tell, once):
             exams.append(replace(exam, **known))

@@ -31,13 +31,18 @@ from esper.tolaria.grown import Grown
 
 SIMPLE: tuple[type[Policy], ...] = (Never, RandomLegal, Heuristic)
 SEARCHED = ("best plan", ORACLE)
+DERIVED = ("longer", "static", "static, longer", "replay", RIGHT_SIZE)
 AROUND = (0.5, 1.0, 2.0)
 """Learning rates at which plans are chosen, as multiples of the recipe's."""
 Tell = Callable[[str], object]
 """Hears what is going on, for whoever waits."""
 Once = Callable[[str, Callable[[], list[float]]], list[float]]
 """Gives what was chosen for a purpose before an exam was interrupted, or lets it be chosen."""
-DERIVED = ("longer", "static", "static, longer", "replay", RIGHT_SIZE)
+
+
+def afresh(purpose: str, choose: Callable[[], list[float]]) -> list[float]:
+    """Nothing was chosen before."""
+    return choose()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +100,7 @@ def held_one_by_one(
     guests: Sequence[Policy] = (),
     fleets: Sequence[FleetConfig] = (),
     tell: Tell = lambda said: None,
-    once: Once = lambda purpose, choose: choose(),
+    once: Once = afresh,
 ) -> Iterator[tuple[ExamReport, list[Life]]]:
     """Each fleet's exam when it has ended, for whoever wants to keep it at once. Whom no exam can be held with is
     refused before the first begins. Whoever answers `once` keeps choices, too: they take most of the time."""
@@ -125,7 +130,7 @@ class Room:
         fleet: FleetConfig,
         config: ExamConfig,
         tell: Tell = lambda said: None,
-        once: Once = lambda purpose, choose: choose(),
+        once: Once = afresh,
     ) -> None:
         self.recipe, self.fleet, self.config = recipe, fleet, config
         self.rent, self.rng_seed = recipe.learn.rent.end, recipe.learn.rng_seed

@@ -8,7 +8,7 @@ checkpoints/           everything that the next update depends on: the newest fe
 controller.safetensors the controller, once the run is done
 exam.json              how it compares with simple policies on fresh hosts
 exams.jsonl            every final exam that was ever held, the last one at the end
-choices.json           learning rates and plans that an exam has chosen so far, until it has ended
+choices.json           learning rates and plans that exams which have not ended have chosen so far
 start.json             what was done before the first update: a head start, and the run that this one goes on from
 lives.jsonl            what it did with some of them, decision by decision
 report.html, pictures/ all of this, to look at
@@ -177,12 +177,22 @@ class RunFolder:
 
     def choices(self, asked: str) -> "Choices":
         """What an exam has chosen that was asked the same and was interrupted."""
-        found = self._read_json(CHOICES) if (self.path / CHOICES).exists() else {"asked": asked, "chosen": {}}
+        return Choices(self, asked)
+
+    def all_choices(self) -> dict[str, dict[str, Sequence[float]]]:
+        """Of every exam that has not ended, by what was asked and by purpose."""
+        found = self._read_json(CHOICES) if (self.path / CHOICES).exists() else {}
         try:
-            same = found["chosen"] if found["asked"] == asked else {}
-            return Choices(self, asked, revive(dict[str, tuple[float, ...]], same, "chosen"))
-        except (EsperError, KeyError, TypeError) as error:
+            return revive(dict[str, dict[str, tuple[float, ...]]], found, "choices")
+        except EsperError as error:
             raise FileError(f"{self.path / CHOICES} is damaged, remove it: {error}") from None
+
+    def write_choices(self, choices: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+        """With those of nobody, there is no file."""
+        if choices:
+            self._write_json(CHOICES, choices)
+        else:
+            (self.path / CHOICES).unlink(missing_ok=True)
 
     def write_start(self, lives: int, decisions: int, seconds: float) -> None:
         """What was done before the first update: the head start, and all of the run that this one goes on from."""
@@ -246,19 +256,21 @@ class RunFolder:
 class Choices:
     """What an exam chooses, on the disk at once."""
 
-    def __init__(self, folder: RunFolder, asked: str, chosen: Mapping[str, Sequence[float]]) -> None:
-        self.folder, self.asked, self.chosen = folder, asked, dict(chosen)
+    def __init__(self, folder: RunFolder, asked: str) -> None:
+        self.folder, self.asked, self.chosen = folder, asked, folder.all_choices().get(asked, {})
 
     def once(self, purpose: str, choose: Callable[[], list[float]]) -> list[float]:
         """As it was chosen, or is now."""
         if purpose not in self.chosen:
             self.chosen[purpose] = choose()
-            self.folder.write(CHOICES, json.dumps({"asked": self.asked, "chosen": self.chosen}, indent=2))
+            self.folder.write_choices({**self.folder.all_choices(), self.asked: self.chosen})
         return list(self.chosen[purpose])
 
     def forget(self) -> None:
-        """The exam has ended."""
-        (self.folder.path / CHOICES).unlink(missing_ok=True)
+        """The exam has ended; others may not have."""
+        kept = self.folder.all_choices()
+        kept.pop(self.asked, None)
+        self.folder.write_choices(kept)
 
 
 def environment(device: str, threads: int, command: str = "") -> dict[str, Any]:
