@@ -4,12 +4,12 @@
 #   bash benchmark/exams.sh cifar10.npz tinyshakespeare.txt
 # Those that were interrupted go on with the plans and learning rates that they had chosen; those that are held already
 # are left alone.
-# RUNS="runs/f?" examines other trainings than those in benchmark/general; ONLY="spirals digits-4" holds only these
+# RUNS="runs/f?" examines other trainings than those in benchmark/practice; ONLY="spirals digits-4" holds only these
 # exams, and puts them nowhere else; DEVICE is another device than cuda.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 images=${1:?an .npz file of images} text=${2:?a text}
-folder=runs/exams runs=${RUNS:-benchmark/general/g?}
+folder=runs/exams runs=${RUNS:-benchmark/practice/p?}
 flags() {
   case $1 in
     images) echo --images "$images" --no-thorough --plans 0 --tuned-on 12 --memory-budget 16GB ;;

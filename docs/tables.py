@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from enum import Enum
 from pathlib import Path
+from statistics import mean
 from textwrap import dedent
 
 from esper.kasmina.blueprints import blueprint, blueprint_names
@@ -153,9 +154,22 @@ def all_arms() -> str:
     return "\n".join(parts)
 
 
+def trainings() -> str:
+    """J of each training by itself, the one that comes along among them."""
+
+    def row(exam: ExamReport) -> list[object]:
+        arms = {arm.name: arm.objectives for arm in exam.arms}
+        each = (mean(arms[exam.policy][n * exam.hosts :][: exam.hosts]) for n in range(exam.trainings))
+        return [exam.setting, *(f"{j:.3f}" for j in (*each, mean(arms["never"]), mean(arms["heuristic"])))]
+
+    found = RunFolder(SHIPPED).exams()
+    numbers = range(1, found[0].trainings + 1)
+    return rows(("setting", *(f"training {n}" for n in numbers), "never", "heuristic"), map(row, found))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
-    for table in (stages, transitions, gates, thresholds, relevance, choices, styles, hosts, seeds, exams, all_arms)
+    for table in (stages, transitions, gates, thresholds, relevance, choices, styles, hosts, seeds, exams, all_arms, trainings)
 }
 
 
