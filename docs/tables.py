@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from enum import Enum
+from math import exp, inf
 from pathlib import Path
 from statistics import mean
 from textwrap import dedent
@@ -154,22 +155,70 @@ def all_arms() -> str:
     return "\n".join(parts)
 
 
-def trainings() -> str:
-    """J of each training by itself, the one that comes along among them."""
+def equal_flops() -> str:
+    """Against those who had as many FLOPs, or as many epochs. What was grown has the same rent when it is trained from
+    scratch, so the difference in score is that in J."""
+    columns = {"longer": "ahead", "longer, in score": "in score", "static, longer": "ahead", "static": "ahead"}
+    body = []
+    for exam in RunFolder(SHIPPED).exams():
+        arms = {arm.name: arm for arm in exam.arms}
+        if arms.keys() >= {*RIVALS}:
+            told = (cell(arms[name.removesuffix(", in score")], column) for name, column in columns.items())
+            body.append([exam.setting, *told])
+    return rows(("setting", *columns), body)
 
-    def row(exam: ExamReport) -> list[object]:
-        arms = {arm.name: arm.objectives for arm in exam.arms}
-        each = (mean(arms[exam.policy][n * exam.hosts :][: exam.hosts]) for n in range(exam.trainings))
-        return [exam.setting, *(f"{j:.3f}" for j in (*each, mean(arms["never"]), mean(arms["heuristic"])))]
+
+def trainings() -> str:
+    """J of each training by itself, with what it grows, and J of others."""
+
+    def row(exam: ExamReport) -> list[str]:
+        arms = {arm.name: arm for arm in exam.arms}
+        ours = list(zip(arms[exam.policy].scores, arms[exam.policy].objectives, strict=True))
+        told = [exam.setting]
+        for n in range(exam.trainings):
+            hosts = ours[n * exam.hosts : (n + 1) * exam.hosts]
+            growth = mean(exp((score - j) / exam.rent) - 1 for score, j in hosts)
+            told.append(f"{mean(j for _, j in hosts):.3f} ({growth:.2f})")
+        return told + [arms[name].cells["J"] if name in arms else "" for name in RIVALS[:4]]
 
     found = RunFolder(SHIPPED).exams()
-    numbers = range(1, found[0].trainings + 1)
-    return rows(("setting", *(f"training {n}" for n in numbers), "never", "heuristic"), map(row, found))
+    head = ("setting", *(f"p{n}" for n in range(1, found[0].trainings + 1)), *RIVALS[:4])
+    return rows(head, map(row, found))
+
+
+def frontier() -> str:
+    """The arms that nobody smaller is above, from small to large."""
+
+    def row(exam: ExamReport) -> list[str]:
+        best, told = -inf, []
+        for arm in sorted(exam.arms, key=lambda arm: (arm.params, -mean(arm.scores))):
+            if mean(arm.scores) > best:
+                best = mean(arm.scores)
+                name = f"**{arm.name}**" if arm.name == exam.policy else arm.name
+                told.append(f"{name} ({arm.cells['parameters']}: {arm.cells['metric']})")
+        return [exam.setting, "; ".join(told)]
+
+    return rows(("setting", "arm (parameters: metric)"), map(row, RunFolder(SHIPPED).exams()))
 
 
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
-    for table in (stages, transitions, gates, thresholds, relevance, choices, styles, hosts, seeds, exams, all_arms, trainings)
+    for table in (
+        stages,
+        transitions,
+        gates,
+        thresholds,
+        relevance,
+        choices,
+        styles,
+        hosts,
+        seeds,
+        exams,
+        all_arms,
+        trainings,
+        equal_flops,
+        frontier,
+    )
 }
 
 
