@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from esper.cli import main
-from esper.cli.look import Exam
+from esper.cli.look import Exam, few
 from esper.cli.sizes import size_in_bytes
 from esper.leyline.errors import EsperError
-from esper.recipes import Recipe
+from esper.recipes import Recipe, recipe
 from esper.recipes.exam import ExamConfig, Room
 from esper.tamiyo import Controller, load_controller
 from esper.tamiyo.files import save_controller
@@ -281,6 +281,13 @@ def test_a_final_exam_that_is_kept_nowhere_says_so(run, capsys):
 def test_the_more_settings_the_coarser_a_quick_exam():
     assert [Exam(quick=True).quickly(settings).hosts for settings in (1, 4, 7, 14, 22, 99)] == [16, 16, 9, 4, 2, 2]
     assert Exam(exam=ExamConfig(hosts=3)).quickly(1).hosts == 3
+
+
+def test_a_quick_exam_takes_a_few_settings_of_many():
+    for name, places in {"spirals": [0], "general": [0, 2, 4, 7, 9, 11], "practice": [0, 5, 10, 15, 20, 25]}.items():
+        fleets = recipe(name).fleets
+        assert few(fleets) == [fleets[n] for n in places]
+    assert few(recipe("general").fleets, most=14) == list(recipe("general").fleets)
 
 
 def test_a_training_that_is_named_twice_is_refused(run, tmp_path, capsys):

@@ -63,8 +63,9 @@ class Exam:
     plan: tuple[Path, ...] = ()
     """Plans that take part: files with a JSON list of lines like {"decision": 0, "op": "GERMINATE", "slot": "s0"}."""
     quick: bool = False
-    """Only never, random and the heuristic, at the recipe's learning rate; on other hosts than final exams, and scored
-    on validation data, so that one may look as often as one likes."""
+    """Only never, random and the heuristic, at the recipe's learning rate, in at most six of the settings that were
+    learned from; on other hosts than final exams, and scored on validation data, so that one may look as often as one
+    likes."""
     device: str | None = None
     """Where; if not given as the recipe says, and with Esper's own controller on the CPU."""
     memory_budget: Size = None
@@ -88,9 +89,13 @@ class Exam:
         files = [path if path.is_file() else path / CONTROLLER for path in runs]
         different(files)
         policies = [Learned(load_controller(path).to(asked.engine.place())) for path in files]
-        config = self.quickly(len(fleets or asked.fleets)) if self.quick else self.exam
         place = self.place(folders, asked)
         guests, tell = [read_plan(path) for path in self.plan], Console(stderr=True, log_path=False).log
+        if self.quick and not fleets:
+            fleets = few(asked.fleets)
+            if len(fleets) < len(asked.fleets):
+                tell(f"{len(fleets)} of the {len(asked.fleets)} settings of {asked.name}: --tasks names others")
+        config = self.quickly(len(fleets)) if self.quick else self.exam
         known = {**cost(folders), "held": self.held(asked)}
         choices = place.choices(self.question(asked, files)) if place else None
         once = choices.once if choices else afresh
@@ -163,6 +168,12 @@ class Exam:
         if self.memory_budget is not None:
             found = replace(found, engine=replace(found.engine, memory_budget=size_in_bytes(self.memory_budget)))
         return found
+
+
+def few(fleets: Sequence[FleetConfig], most: int = 6) -> list[FleetConfig]:
+    """As many as there is time for when an answer may be coarse, from first to last."""
+    count = min(len(fleets), most)
+    return [fleets[n * len(fleets) // count] for n in range(count)]
 
 
 def different(files: Sequence[Path]) -> None:
