@@ -8,6 +8,7 @@ import ast
 import inspect
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from enum import Enum
 from math import exp, inf
@@ -122,6 +123,8 @@ def seeds() -> str:
 
 
 RIVALS = ("never", "random", "heuristic", "grid oracle", "longer", "static, longer")
+RULES = ("never", "random", "heuristic", "schedule", "plateau", "gap", "gradient", "least gradient", "oversized")
+GROWN = ("static", "static, longer", "replay")
 COLUMNS = ("metric", "IQM", "growth", "FLOPs", "lr", "J", "ahead", "P(better)", "in score")
 
 
@@ -139,11 +142,55 @@ def exams() -> str:
     """The exams of the controller that comes along: its J, and by how much it is above the others."""
 
     def row(exam: ExamReport) -> list[str]:
-        arms = {arm.name: arm for arm in exam.arms}
+        arms = exam.by_name
         against = (cell(arms[name], "ahead") if name in arms else "" for name in RIVALS)
         return [exam.setting, arms[exam.policy].cells["J"], *against]
 
     return rows(("setting", "J", *RIVALS), map(row, RunFolder(SHIPPED).exams()))
+
+
+def rules() -> str:
+    """Whom it beats and whom it does not, setting by setting and in all."""
+    verdicts = ("better", "level", "worse")
+    counts: Counter[str] = Counter()
+
+    def row(exam: ExamReport) -> list[str]:
+        met = [arm for arm in exam.arms if arm.name in RULES]
+        counts.update(arm.verdict for arm in met)
+        share = exam.of_oracle
+        gain = f"{share.mean:.0%} ({share.low:.0%} to {share.high:.0%})" if share else ""
+        return [exam.setting, *(", ".join(arm.name for arm in met if arm.verdict == v) for v in verdicts), gain]
+
+    body = [row(exam) for exam in RunFolder(SHIPPED).exams()]
+    body.append(["in all", *(str(counts[v]) for v in verdicts), ""])
+    return rows(("setting", "better than", "no difference from", "worse than", "of the grid oracle's gain"), body)
+
+
+def to_win() -> str:
+    """How far above the heuristic the best is that there is, and the controller."""
+    body = []
+    for exam in RunFolder(SHIPPED).exams():
+        arms = exam.by_name
+        if "grid oracle" in arms:
+            ahead = (arms[name].j - arms["heuristic"].j for name in ("grid oracle", exam.policy))
+            body.append([exam.setting, *(f"{j:+.3f}".replace("-", "−") for j in ahead)])
+    return rows(("setting", "grid oracle − heuristic", "controller − heuristic"), body)
+
+
+def in_score() -> str:
+    """Arms that are at least as large, by score alone; what was grown again aside, which is as large by design."""
+
+    def row(exam: ExamReport) -> list[str]:
+        least = exam.by_name[exam.policy].params
+        told: dict[bool, list[str]] = {True: [], False: []}
+        for arm in exam.arms:
+            lead = arm.vs_score
+            if lead and arm.params >= least and arm.name not in GROWN and lead.low * lead.high > 0:
+                told[lead.low > 0].append(f"{arm.name} ({lead.mean:+.3f})".replace("-", "−"))
+        return [exam.setting, ", ".join(told[True]), ", ".join(told[False])]
+
+    head = ("setting", "larger, and lower in score", "larger, and higher in score")
+    return rows(head, map(row, RunFolder(SHIPPED).exams()))
 
 
 def all_arms() -> str:
@@ -158,21 +205,20 @@ def all_arms() -> str:
 def equal_flops() -> str:
     """Against those who had as many FLOPs, or as many epochs. What was grown has the same rent when it is trained from
     scratch, so the difference in score is that in J."""
-    columns = {"longer": "ahead", "longer, in score": "in score", "static, longer": "ahead", "static": "ahead"}
-    body = []
-    for exam in RunFolder(SHIPPED).exams():
-        arms = {arm.name: arm for arm in exam.arms}
-        if arms.keys() >= {*RIVALS}:
-            told = (cell(arms[name.removesuffix(", in score")], column) for name, column in columns.items())
-            body.append([exam.setting, *told])
-    return rows(("setting", *columns), body)
+    columns = (("longer", "ahead"), ("longer", "in score"), ("static, longer", "ahead"), ("static", "ahead"))
+
+    def row(exam: ExamReport) -> list[str]:
+        return [exam.setting, *(cell(exam.by_name[name], column) for name, column in columns)]
+
+    head = ("setting", "longer", "longer, in score", "static, longer", "static")
+    return rows(head, (row(exam) for exam in RunFolder(SHIPPED).exams() if "longer" in exam.by_name))
 
 
 def trainings() -> str:
     """J of each training by itself, with what it grows, and J of others."""
 
     def row(exam: ExamReport) -> list[str]:
-        arms = {arm.name: arm for arm in exam.arms}
+        arms = exam.by_name
         ours = list(zip(arms[exam.policy].scores, arms[exam.policy].objectives, strict=True))
         told = [exam.setting]
         for n in range(exam.trainings):
@@ -214,6 +260,9 @@ TABLES: dict[str, Callable[[], str]] = {
         hosts,
         seeds,
         exams,
+        rules,
+        to_win,
+        in_score,
         all_arms,
         trainings,
         equal_flops,

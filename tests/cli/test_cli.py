@@ -290,6 +290,21 @@ def test_a_quick_exam_takes_a_few_settings_of_many():
     assert few(recipe("general").fleets, most=14) == list(recipe("general").fleets)
 
 
+def test_a_quick_exam_says_which_settings_it_leaves_out(run, tmp_path, monkeypatch, capsys):
+    many, met = tmp_path / "many", []
+    shutil.copytree(run, many)
+    config = json.loads((many / "config.json").read_text())
+    config["recipe"]["fleets"] *= 8
+    (many / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("esper.cli.look.held_one_by_one", lambda *given: met.append(given[4]) or [])
+    for more in ([], ["--tasks", "spirals"], ["--quick", "--tasks", "spirals"]):
+        main(["exam", str(many), *more])
+        assert "settings of" not in capsys.readouterr().err
+    main(["exam", str(many), "--quick"])
+    assert "6 of the 8 settings of smoke: --tasks names others" in capsys.readouterr().err
+    assert [len(fleets) for fleets in met] == [0, 1, 1, 6]
+
+
 def test_a_training_that_is_named_twice_is_refused(run, tmp_path, capsys):
     twin = tmp_path / "twin.safetensors"
     twin.write_bytes((run / "controller.safetensors").read_bytes())

@@ -106,6 +106,21 @@ def test_who_is_blind_to_a_group_decides_the_same_whatever_it_says(group):
     assert not torch.equal(act(observation).value, act(otherwise).value)
 
 
+@pytest.mark.parametrize("group", HIDEABLE)
+def test_who_is_told_more_than_the_one_before_decides_as_it_did(group):
+    before = Controller(replace(CONTROLLER.config, **{group: False}), rng_seed=2)
+    now = Controller(CONTROLLER.config, rng_seed=3)
+    now.adopt(before)
+    observation = seen()
+    here, there = (act(observation, controller=controller) for controller in (now, before))
+    assert torch.equal(here.action, there.action)
+    torch.testing.assert_close(here.value, there.value)
+    torch.testing.assert_close(here.log_probs, there.log_probs)
+    same = Controller(before.config, rng_seed=3)
+    same.adopt(before)
+    assert all(torch.equal(a, b) for a, b in zip(same.parameters(), before.parameters(), strict=True))
+
+
 @pytest.mark.parametrize("slots", range(1, 9))
 def test_any_number_of_slots_and_blueprints(slots):
     choice = act(seen(slots=slots, blueprints=slots + 1))

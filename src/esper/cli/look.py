@@ -171,7 +171,7 @@ class Exam:
 
 
 def few(fleets: Sequence[FleetConfig], most: int = 6) -> list[FleetConfig]:
-    """As many as there is time for when an answer may be coarse, from first to last."""
+    """As many as there is time for when an answer may be coarse, evenly spread."""
     count = min(len(fleets), most)
     return [fleets[n * len(fleets) // count] for n in range(count)]
 

@@ -164,7 +164,7 @@ def _overview(exams: Sequence[ExamReport]) -> str:
     head = "".join(f'<th class="turn">{escape(name)}</th>' for name in ("setting", "J", *names))
     rows = []
     for exam in exams:
-        arms = {arm.name: arm for arm in exam.arms}
+        arms = exam.by_name
         cells = "".join(_lead(arms[name]) if name in arms else "<td></td>" for name in names)
         own = f'<td class="text">{escape(exam.setting)}</td><td>{arms[exam.policy].cells["J"]}</td>'
         rows.append(f"<tr>{own}{cells}</tr>")

@@ -290,6 +290,10 @@ class ExamReport:
         variant = f" ({self.variant})" if self.variant else ""
         return f"{self.task}{variant}, {self.host}" + (f" (unseen {self.unseen})" if self.unseen else "")
 
+    @property
+    def by_name(self) -> dict[str, ArmReport]:
+        return {arm.name: arm for arm in self.arms}
+
     def headings(self, columns: Sequence[str]) -> list[str]:
         """The names of a table's columns, which are cells of its arms."""
         named = {"metric": self.metric, "ahead": f"{self.policy} is above it by"}

@@ -43,7 +43,7 @@ def begin(recipe: Recipe, controller: Controller) -> Took:
             raise EsperError(f"known must say what {recipe.start.run} has learned from")
         before = load_controller(folder_of(recipe.start.run)).to(recipe.engine.place())
         match(recipe.start.run, controller.state_dict(), before.state_dict())
-        controller.load_state_dict(before.state_dict())
+        controller.adopt(before)
     if not recipe.start.plans:
         return Took(0, 0)
     shown = [show(recipe, fleet, controller, before) for fleet in recipe.fleets]

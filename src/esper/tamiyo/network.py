@@ -171,6 +171,18 @@ class Controller(nn.Module):
             if name == "bias_ih_l0":
                 p.data[size : 2 * size] = 1.0  # forget gate
 
+    @torch.no_grad()
+    def adopt(self, before: "Controller") -> None:
+        """Begin with the weights of another one of this shape, and decide as it did: of what that one was not told it
+        has learned nothing, so that counts for nothing here until it is learned."""
+        self.load_state_dict(before.state_dict())
+        reads = {"trunk.0": (before.no_host, self.no_host), "slot.0": (before.no_slot, self.no_slot)}
+        for layer, (no, now) in reads.items():
+            weight, bias = self.get_parameter(f"{layer}.weight"), self.get_parameter(f"{layer}.bias")
+            new = (now.isnan() & ~no.isnan()).nonzero()[:, 0]
+            bias += weight[:, new] @ no[new]
+            weight[:, new] = 0.0
+
     def blank(self, num_hosts: int, device: torch.device) -> Memory:
         """The memory of newborns."""
         zeros = torch.zeros(num_hosts, self.config.hidden, device=device)
