@@ -1,10 +1,11 @@
 """Break the code on purpose, one mutant at a time, and see whether the tests that should notice do.
 
-Every TOML file beside this one is a table of mutants: `id`, the requirements it breaks (`rows`: rows of the ledger, laws,
-gates, transitions, statistics), `what` is broken, the `file` under src/esper, its exact `text`, the `replacement`, and
-the `tests` that must notice. A mutant is killed by the first of them that fails. One whose text is gone is an error.
+Every TOML file beside this one is a table of mutants: `id`, the requirements it breaks (`rows`: rows of the ledger,
+laws, gates, transitions, statistics), `what` is broken, the `file` under src/esper, its exact `text`, the
+`replacement`, and the `tests` that must notice. A mutant is killed by the first of them that fails. One whose text is
+gone is an error.
 
-python tests/mutants/run.py [--sample 20] [--only ID ...] [--write docs/mutants.md]
+python tests/mutants/run.py [--root FOLDER] [--sample 20] [--only ID ...] [--against TEST ...] [--write docs/mutants.md]
 """
 
 import argparse
@@ -20,13 +21,12 @@ import tempfile
 import time
 import tomllib
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).parents[2]
 LIMIT = 240
 """Seconds after which a mutant's tests are ended: it counts as an error, not as killed."""
 OUTCOMES = ("killed", "survived", "error")
@@ -68,10 +68,10 @@ class Result:
     seconds: float
 
 
-def load(folder: Path = HERE) -> list[Mutant]:
+def load(root: Path = ROOT) -> list[Mutant]:
     """All mutants, file by file."""
     found = []
-    for path in sorted(folder.glob("*.toml")):
+    for path in sorted((root / "tests/mutants").glob("*.toml")):
         for entry in tomllib.loads(path.read_text())["mutant"]:
             lists = {name: tuple(entry.pop(name)) for name in ("rows", "tests")}
             found.append(Mutant(**entry, **lists, table=path.stem))
@@ -86,18 +86,18 @@ def sample(mutants: list[Mutant], count: int, day: date) -> list[Mutant]:
 class Workshop:
     """A scratch copy of the tree in which one mutant after the other is applied and taken back."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, root: Path) -> None:
         self.path, self.uses = path, 0
         listed = subprocess.run(
             ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-            cwd=ROOT,
+            cwd=root,
             capture_output=True,
             check=True,
         )
         for name in filter(None, listed.stdout.decode().split("\0")):
-            if (ROOT / name).is_file() and not name.startswith("benchmark/"):
+            if (root / name).is_file() and not name.startswith("benchmark/"):
                 (path / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, path / name)
+                shutil.copy2(root / name, path / name)
 
     def write(self, mutant: Mutant, text: str) -> None:
         """Change a source. Its time is one that no cached bytecode has seen."""
@@ -191,14 +191,15 @@ def _run_tests(tree: Path, tests: list[str], log: Path, found: Path) -> None:
         os._exit(code)
 
 
-def run(mutants: list[Mutant], workers: int) -> list[Result]:
+def run(mutants: list[Mutant], workers: int, root: Path) -> list[Result]:
     """All of them, some side by side, each told of as it ends."""
-    results = [Result(m, "error", problem, 0.0) for m in mutants if (problem := m.problem(ROOT)) is not None]
+    problems = {m.id: m.problem(root) for m in mutants}
+    results = [Result(m, "error", problem, 0.0) for m in mutants if (problem := problems[m.id]) is not None]
     for result in results:
         tell(result)
-    waiting = [m for m in mutants if m.problem(ROOT) is None][::-1]
+    waiting = [m for m in mutants if problems[m.id] is None][::-1]
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
-        free = [Workshop(Path(scratch) / f"tree{i}") for i in range(workers)]
+        free = [Workshop(Path(scratch) / f"tree{i}", root) for i in range(workers)]
         running: list[Attempt] = []
         while waiting or running:
             while free and waiting:
@@ -215,11 +216,11 @@ def run(mutants: list[Mutant], workers: int) -> list[Result]:
     return results
 
 
-def unbroken(mutants: list[Mutant]) -> str | None:
+def unbroken(mutants: list[Mutant], root: Path) -> str | None:
     """Why the named tests say nothing of mutants, if they fail on the code as it is."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
         tests = sorted({test for m in mutants for test in m.tests})
-        attempt = Workshop(Path(scratch) / "tree").begin(None, tests)
+        attempt = Workshop(Path(scratch) / "tree", root).begin(None, tests)
         _, status = os.waitpid(attempt.process, 0)
         outcome, detail = attempt._outcome(os.waitstatus_to_exitcode(status))
     return None if outcome == "survived" else detail
@@ -232,7 +233,6 @@ def tell(result: Result) -> None:
 def page(results: list[Result], seconds: float) -> str:
     """The table for people: every mutant and the test that killed it."""
     counts = {outcome: sum(r.outcome == outcome for r in results) for outcome in OUTCOMES}
-    order = {m.id: i for i, m in enumerate(load())}
     lines = [
         "# Mutants",
         "",
@@ -240,13 +240,13 @@ def page(results: list[Result], seconds: float) -> str:
         " `tests/mutants`;\n[findings](findings.md) names them beside the tests of each requirement.",
         "",
         f"`make mutants`, {date.today()}, {platform.machine()} with {os.cpu_count()} cores, Python"
-        f" {platform.python_version()}: {len(results)} mutants, {counts['killed']} killed, {counts['survived']} survived,"
-        f" {counts['error']} errors, {seconds / 60:.0f} minutes.",
+        f" {platform.python_version()}: {len(results)} mutants, {counts['killed']} killed,"
+        f" {counts['survived']} survived, {counts['error']} errors, {seconds / 60:.0f} minutes.",
         "",
         "| mutant | breaks | what is broken | file | killed by | s |",
         "|---|---|---|---|---|--:|",
     ]
-    for r in sorted(results, key=lambda r: order[r.mutant.id]):
+    for r in sorted(results, key=lambda r: (r.mutant.table, r.mutant.file, r.mutant.id)):
         m, test = r.mutant, r.detail.replace("|", "\\|")
         by = f"`{test}`" if r.outcome == "killed" else f"**{r.outcome}**: {test}"
         lines.append(f"| {m.id} | {', '.join(m.rows)} | {m.what} | `{m.file}` | {by} | {r.seconds:.0f} |")
@@ -255,20 +255,24 @@ def page(results: list[Result], seconds: float) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=ROOT, help="the project; this one if not given")
     parser.add_argument("--sample", type=int, help="only so many, others every day; the tests are not run unbroken")
     parser.add_argument("--only", nargs="+", help="only these ids, or all of these tables")
     parser.add_argument("--write", type=Path, help="write the table of all results there")
+    parser.add_argument("--against", nargs="+", help="run these tests instead of those that are named")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args()
-    started, mutants = time.monotonic(), load()
+    started, mutants = time.monotonic(), load(asked.root)
     if asked.only:
         mutants = [m for m in mutants if m.id in asked.only or m.table in asked.only]
+    if asked.against:
+        mutants = [replace(m, tests=tuple(asked.against)) for m in mutants]
     if asked.sample:
         mutants = sample(mutants, asked.sample, date.today())
-    elif not asked.only and (failed := unbroken(mutants)):
+    elif not asked.only and (failed := unbroken(mutants, asked.root)):
         print(f"the tests fail without any mutant: {failed}")
         return 1
-    results = run(mutants, asked.workers)
+    results = run(mutants, asked.workers, asked.root)
     seconds = time.monotonic() - started
     counts = {outcome: sum(r.outcome == outcome for r in results) for outcome in OUTCOMES}
     print(f"{len(results)} mutants: " + ", ".join(f"{n} {name}" for name, n in counts.items()) + f", {seconds:.0f} s")

@@ -79,9 +79,35 @@ def test_impossible_bounds_are_refused(options, message):
         Bounds(**options)
 
 
+NEAR = {
+    "ratio explosion": [{"heads": {"slot": {"ratio_max": x}}} for x in (4.9, 5.1)],
+    "ratio collapse": [{"heads": {"slot": {"ratio_min": x}}} for x in (0.11, 0.09)],
+    "entropy collapse": [{"heads": {"slot": {"entropy": x}}} for x in (0.021, 0.019)],
+    "value collapse": [{"explained_variance": x} for x in (-0.4, -0.6)],
+    "gradient drift": [{"gradient": x} for x in (9.9, 10.1)],
+}
+
+
+@pytest.mark.parametrize("kind", NEAR)
+def test_anomalies_begin_at_their_bounds(kind):
+    """One side of each bound is normal, the other is not; a usual gradient norm is 1 here."""
+    for values, anomalies in zip(NEAR[kind], ([], [kind]), strict=True):
+        watch = Watch()
+        watch.look(report(0))
+        assert [a.kind for a in watch.look(report(1, **values))] == anomalies
+
+
+def test_the_usual_gradient_is_a_moving_average():
+    watch, usual = Watch(Bounds(memory=0.75)), []
+    for gradient in (1.0, 3.0, 3.0):
+        watch.look(report(gradient=gradient))
+        usual.append(watch.usual)
+    assert usual == [1.0, 1.5, 1.875]
+
+
 def test_it_remembers_a_few_numbers_however_long_the_run():
     watch = Watch()
-    for update in range(1000):
+    for update in range(50):
         watch.look(report(update))
     assert len(watch.starved) == len(HEADS)
     assert watch.usual == pytest.approx(1.0)

@@ -5,12 +5,13 @@ import torch
 
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError, FileError
-from esper.simic import CollectConfig, Learner, PPOConfig, RewardConfig
-from esper.simic.cloning import CloneConfig, _lives, clone, load_episodes, save_episodes
+from esper.leyline.files import read, write
+from esper.simic import CollectConfig, RewardConfig
+from esper.simic.cloning import EPISODES_FORMAT, CloneConfig, _lives, clone, load_episodes, save_episodes
 from esper.simic.play import play
-from esper.simic.ppo import sequences
 from esper.simic.rollout import Collector, record
 from esper.tamiyo import Controller, ControllerConfig
+from esper.tamiyo.masks import relevant
 from esper.tamiyo.policies import Heuristic, Learned, Never
 from small_fleets import controller_for, make_env
 
@@ -56,6 +57,57 @@ def test_a_clone_expects_what_was_earned():
     assert errors[0.5] < 0.5 * errors[0.0]
 
 
+def test_lives_that_are_held_out_are_only_looked_at():
+    """Other choices in them change what is said of them, and no weight."""
+    rollout, config = recorded(hosts=10), CloneConfig(epochs=2, held_out=0.3, rng_seed=8)
+    held = torch.randperm(10, generator=torch.Generator().manual_seed(8))[:3]
+    other = rollout.choice.action.clone()
+    other[:, held, Head.OP] = Op.WAIT
+    assert not torch.equal(other, rollout.choice.action)
+    ends, reports = [], []
+    for action in (rollout.choice.action, other):
+        controller = controller_for()
+        episodes = rollout._replace(choice=rollout.choice._replace(action=action))
+        reports.append(list(clone(controller, [episodes], config))[-1])
+        ends.append(list(controller.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    assert reports[0].loss == reports[1].loss
+    assert reports[0].held_out_loss != reports[1].held_out_loss
+
+
+def test_what_is_imitated_is_what_mattered():
+    """Choices of heads that the op does not listen to change no weight, and nothing that is said."""
+    rollout, ends = recorded(horizon=6, hosts=6), []
+    idle = ~relevant(rollout.choice.action[..., Head.OP])
+    idle[..., Head.SLOT] = False  # later heads are told of the slot, relevant or not
+    for action in (rollout.choice.action, rollout.choice.action.masked_fill(idle, 1)):
+        controller = controller_for()
+        episodes = rollout._replace(choice=rollout.choice._replace(action=action))
+        ends.append((list(clone(controller, [episodes], CloneConfig(epochs=2))), list(controller.parameters())))
+    assert ends[0][0] == ends[1][0]
+    assert all(torch.equal(a, b) for a, b in zip(ends[0][1], ends[1][1], strict=True))
+    assert ends[0][0][0].likelihood["alpha_speed"] is None, "nobody changed an alpha"
+
+
+def test_the_learning_rate_of_imitation_fades():
+    """To a twentieth in a straight line: Adam's steps are about as long as its rate."""
+    rollout, controller, moved = recorded(horizon=3, hosts=4), controller_for(), []
+    before = torch.nn.utils.parameters_to_vector(controller.parameters()).detach()
+    for _ in clone(controller, [rollout], CloneConfig(epochs=8, minibatches=1)):
+        now = torch.nn.utils.parameters_to_vector(controller.parameters()).detach()
+        moved.append((now - before).norm())
+        before = now
+    assert moved[-1] < 0.4 * moved[0]
+
+
+def test_episodes_of_other_features_are_refused(tmp_path):
+    save_episodes(tmp_path / "episodes", recorded(horizon=2, hosts=2), "heuristic")
+    tensors, description = read(tmp_path / "episodes", EPISODES_FORMAT)
+    write(tmp_path / "episodes", EPISODES_FORMAT, tensors, description | {"host_features": ["another"]})
+    with pytest.raises(FileError, match="holds another host_features"):
+        load_episodes(tmp_path / "episodes")
+
+
 def test_what_is_not_finite_is_refused_before_anything_changes():
     rollout, controller = recorded(horizon=4, hosts=3), controller_for()
     before = [p.clone() for p in controller.parameters()]
@@ -63,33 +115,6 @@ def test_what_is_not_finite_is_refused_before_anything_changes():
     with pytest.raises(EsperError, match="not finite"):
         next(clone(controller, [rollout]))
     assert all(torch.equal(a, b) for a, b in zip(before, controller.parameters(), strict=True))
-
-
-def test_an_anchor_holds_a_policy_back():
-    """The same misleading rewards; with an anchor the policy strays less from where it came from."""
-    rollout = recorded(horizon=6, hosts=6)
-    strayed = {}
-    for coefficient in (0.0, 5.0):
-        controller, start = controller_for(), controller_for()
-        learner = Learner(controller, PPOConfig(anchor_coef=coefficient, epochs=8, lr=3e-3), anchor=start)
-        lives = _lives(controller, rollout, 1.0, torch.ones(()))
-        seen = (lives.seen, lives.memory, lives.old.action)
-        with torch.no_grad():
-            known = rollout._replace(choice=rollout.choice._replace(log_probs=_unrolled(rollout, start)))
-        learner.update(
-            known._replace(reward=torch.randn(known.reward.shape, generator=torch.Generator().manual_seed(1)))
-        )
-        with torch.no_grad():
-            strayed[coefficient] = (controller.judge(*seen).log_probs - start.judge(*seen).log_probs).abs().mean()
-    assert 0 < strayed[5.0] < 0.7 * strayed[0.0]
-
-
-def _unrolled(rollout, controller):
-    """What a controller would have thought of every decision, in the order of the rollout."""
-    lives, (t, n, valid) = _lives(controller, rollout, 1.0, torch.ones(())), sequences(rollout, whole=True)
-    found = torch.zeros_like(rollout.choice.log_probs)
-    found[t[valid], n[valid]] = controller.judge(lives.seen, lives.memory, lives.old.action).log_probs[valid]
-    return found
 
 
 def test_episodes_survive_a_file(tmp_path):

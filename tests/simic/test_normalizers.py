@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from esper.simic.normalizers import LARGEST_COUNT, Running
+from esper.simic.normalizers import LARGEST_COUNT, Running, spread
 
 
 def test_a_million_samples_with_outliers_and_an_offset():
@@ -34,6 +34,15 @@ def test_the_count_cannot_overflow():
     running.absorb(torch.randn(1000))
     assert running.count == LARGEST_COUNT
     assert abs(running.std.item() - std) < 1e-3
+
+
+def test_the_scale_of_rewards_is_their_deviation_so_far():
+    """Of all rollouts, the newest included; beyond ±10 a reward counts as 10, and the scale is at least 0.001."""
+    scale = Running((), torch.device("cpu"))
+    assert spread(scale, torch.full((2, 2), 0.5)).item() == np.float32(1e-3)
+    rewards = torch.tensor([[1e6, -3.0], [2.0, -1e6]])
+    found = spread(scale, rewards).item()
+    np.testing.assert_allclose(found, np.std([0.5] * 4 + [10.0, -3.0, 2.0, -10.0]), rtol=1e-6)
 
 
 def test_normalised_values_are_bounded():

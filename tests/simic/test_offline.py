@@ -1,6 +1,7 @@
 """A controller can learn to do better than those it learns from."""
 
 from collections.abc import Iterator
+from copy import deepcopy
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,7 @@ from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import key, uniform
 from esper.simic import RewardConfig
-from esper.simic.offline import Critic, OfflineConfig, learn_offline, losses, recorded
+from esper.simic.offline import Critic, OfflineConfig, follow, learn_offline, losses, recorded
 from esper.simic.rollout import Rollout, collect
 from esper.tamiyo import Controller, ControllerConfig, Features
 from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, width
@@ -226,6 +227,20 @@ def test_each_loss_moves_only_what_it_is_about(played):
     assert [moved(found.value, net) for net in nets] == [False, True, False, False]
     assert [moved(found.q, net) for net in nets] == [False, False, True, False]
     assert [moved(found.policy, net) for net in nets] == [True, False, False, False]
+
+
+def test_the_target_critic_follows_at_its_pace(played):
+    """A share of its way at every step, from where the critic began."""
+    critic = Critic(controller_for().config)
+    target = deepcopy(critic)
+    follow(target, later := Critic(controller_for().config, rng_seed=1), 0.25)
+    for old, first, new in zip(target.parameters(), critic.parameters(), later.parameters(), strict=True):
+        torch.testing.assert_close(old, 0.75 * first + 0.25 * new)
+    losses = [
+        [report.policy_loss for report in learn_offline(controller_for(), [played], config)]
+        for config in (OfflineConfig(epochs=3, polyak=share) for share in (1e-9, 1.0))
+    ]
+    assert losses[0] != losses[1], "and what the policy learns from is the target"
 
 
 def networks() -> tuple[Controller, Critic, Critic]:

@@ -1,5 +1,6 @@
 """The update, finding by finding."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -7,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import plain_ppo
 from esper.leyline.actions import Head, Op
 from esper.simic import CollectConfig, Learner, PPOConfig, RewardConfig
-from esper.simic.ppo import REVIEWED, Lives, cut, loss, losses, select, totals
-from esper.simic.rollout import Collector, collect
+from esper.simic.ppo import REVIEWED, Lives, cut, head_gradients, loss, losses, select, totals
+from esper.simic.rollout import Collector, Rollout, collect
+from esper.tamiyo import Controller
 from small_fleets import controller_for, make_env
 
 
@@ -22,14 +25,130 @@ def lives(collector) -> tuple[Lives, object]:
     return cut(rollout, advantage, rollout.reward, True, controller.blank(7, torch.device("cpu"))), controller
 
 
-def test_decay_reaches_the_critic_alone_and_every_parameter_is_in_one_group():
+WEIGHTS = {
+    head.name.lower(): weight for head, weight in zip(Head, (1.0, 3.0, 0.5, 2.0, 1.5, 4.0, 0.25, 1.0), strict=True)
+}
+
+
+def played(collector, recurrent: bool = True) -> tuple[Rollout, Controller]:
+    """A second rollout, in which some lives go on and some begin."""
+    controller = controller_for(recurrent)
+    fleets = collector(controller)
+    collect(fleets, controller, 0.02, RewardConfig())
+    rollout = collect(fleets, controller, 0.02, RewardConfig())
+    assert not rollout.start[0].all()
+    return rollout, controller
+
+
+@pytest.mark.parametrize(("recurrent", "group_baseline"), [(True, True), (False, False)])
+def test_an_update_is_plain_ppo(collector, recurrent, group_baseline):
+    """Two updates against one that is written out, with every coefficient set: the same weights, gradients, numbers."""
+    rollout, controller = played(collector, recurrent)
+    rewards = 30.0 * rollout.reward + torch.linspace(-1, 1, rollout.reward.numel()).view_as(rollout.reward)
+    config = PPOConfig(
+        lr=0.01, lr_end=0.005, entropy_coef=0.1, entropy_end=0.02, anneal=2, gamma=0.9, lam=0.8, value_coef=0.7,
+        clip=0.1, entropy_weights=WEIGHTS, max_grad_norm=0.4, minibatches=3, weight_decay=0.3, adam_eps=1e-3,
+        group_baseline=group_baseline,
+    )  # fmt: skip
+    twin = controller_for(recurrent)
+    critic = [p for name, p in twin.named_parameters() if name.startswith("value.")]
+    actor = [p for name, p in twin.named_parameters() if not name.startswith("value.")]
+    groups = [{"params": actor, "weight_decay": 0.0}, {"params": critic, "weight_decay": 0.3}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, eps=1e-3)
+    learner, generator = Learner(controller, config, rng_seed=4), torch.Generator().manual_seed(4)
+    for lr, entropy_coef in ((0.01, 0.1), (0.0075, 0.06)):
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        expected = plain_ppo.update(twin, optimizer, rollout, rewards, config, generator, entropy_coef)
+        found = learner.update(rollout, rewards)
+        assert expected.gradient > expected.gradient_clipped
+        assert (found.epochs, found.steps, found.stopped) == (2, 6, None)
+        for name in ("gradient", "gradient_clipped", "head_gradients", "samples", "advantage_mean", "advantage_std"):
+            assert getattr(found, name).tolist() == pytest.approx(getattr(expected, name), rel=1e-3, abs=1e-6), name
+        assert found.losses.kl.tolist() == pytest.approx(expected.kl, rel=1e-2, abs=1e-6)
+        for (name, ours), theirs in zip(controller.named_parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=2e-5, msg=f"gradient of {name}")
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-5, msg=name)
+
+
+def test_losses_are_the_sums_of_every_decision_and_head(lives):
+    """Decision by decision and head by head, with old probabilities that are far away."""
+    lives, controller = lives
+    generator = torch.Generator().manual_seed(1)
+    shape = lives.old.log_probs.shape
+    lives = lives._replace(
+        old=lives.old._replace(log_probs=lives.old.log_probs + torch.randn(shape, generator=generator))
+    )
+    config = PPOConfig(value_clip=0.05, epochs=1, entropy_floor=0.03)
+    with torch.no_grad():
+        new, found = (
+            controller.judge(lives.seen, lives.memory, lives.old.action),
+            losses(controller, lives, config, 0.02),
+        )
+    sums = {name: [0.0] * len(Head) for name in ("policy", "entropy", "bonus", "kl", "clipped")}
+    ratios: list[list[float]] = [[] for _ in Head]
+    value = 0.0
+    for t, q in lives.valid.nonzero().tolist():
+        goal, old = lives.returns[t, q], lives.old.value[t, q]
+        near = old + (new.value[t, q] - old).clamp(-0.05, 0.05)
+        value += 0.5 * max((new.value[t, q] - goal) ** 2, (near - goal) ** 2).item()
+        for head in Op(int(lives.old.action[t, q, Head.OP])).heads:
+            ratio = (new.log_probs[t, q, head] - lives.old.log_probs[t, q, head]).exp().item()
+            advantage = lives.advantage[t, q].item()
+            sums["policy"][head] -= min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage)
+            sums["entropy"][head] += new.entropy[t, q, head].item()
+            floor = 0.03 * min(1 / new.legal[t, q, head].item(), 3.0)
+            sums["bonus"][head] += max(floor, 0.02) * new.entropy[t, q, head].item()
+            sums["kl"][head] += ratio - 1 - math.log(ratio)
+            sums["clipped"][head] += not 0.8 <= ratio <= 1.2
+            ratios[head].append(ratio)
+    for name, expected in sums.items():
+        assert getattr(found, name).tolist() == pytest.approx(expected, rel=1e-3, abs=1e-4), name
+    assert found.value.item() == pytest.approx(value, rel=1e-4)
+    assert found.ratio_min.tolist() == pytest.approx([min(seen, default=math.inf) for seen in ratios], rel=1e-4)
+    assert found.ratio_max.tolist() == pytest.approx([max(seen, default=-math.inf) for seen in ratios], rel=1e-4)
+
+
+def test_an_update_stops_before_the_step_once_kl_exceeds_its_budget(collector):
+    """The KL of all relevant heads together, against 1.5 times the target; what was seen is reported all the same."""
+    rollout, _ = played(collector)
+    far = rollout._replace(choice=rollout.choice._replace(log_probs=rollout.choice.log_probs - 0.3))
+    heads = {head for op in rollout.choice.action[..., Head.OP].flatten().tolist() for head in Op(op).heads}
+    kl = len(heads) * (math.exp(0.3) - 1 - 0.3)
+    for share, stops in ((1.4, False), (1.6, True)):
+        controller = controller_for()
+        before = [p.clone() for p in controller.parameters()]
+        found = Learner(controller, PPOConfig(target_kl=kl / share, epochs=1, minibatches=1)).update(far)
+        unmoved = all(torch.equal(a, b) for a, b in zip(before, controller.parameters(), strict=True))
+        assert (unmoved, found.stopped is not None, found.steps) == (stops, stops, 1 - stops)
+        assert found.losses.kl.sum().item() == pytest.approx(kl, rel=1e-3)
+        assert found.losses.ratio_max[Head.OP].item() == pytest.approx(math.exp(0.3), rel=1e-3)
+        assert found.gradient > 0
     controller = controller_for()
-    learner = Learner(controller, PPOConfig(weight_decay=0.1))
-    groups = learner.optimizer.param_groups
-    members = [id(p) for group in groups for p in group["params"]]
-    assert sorted(members) == sorted(id(p) for p in controller.parameters())
-    decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
-    assert decayed == {id(p) for p in controller.value.parameters()}
+    before = [p.clone() for p in controller.parameters()]
+    found = Learner(controller, PPOConfig(target_kl=1e-3, minibatches=3)).update(far)
+    assert "target_kl" in (found.stopped or "")
+    assert (found.epochs, found.steps) == (1, 0)
+    assert all(torch.equal(a, b) for a, b in zip(before, controller.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("head", Head)
+def test_gradient_norms_are_those_of_each_head(head):
+    controller = controller_for()
+    for p in controller.parameters():
+        p.grad = torch.zeros_like(p)
+    own = {Head.OP: "op.0.weight", Head.SLOT: "slot_score.out.weight", Head.BLUEPRINT: "blueprint_score.item.bias"}
+    first_row = {Head.STYLE: 0, Head.TEMPO: 4, Head.ALPHA_TARGET: 7, Head.ALPHA_SPEED: 10, Head.ALPHA_CURVE: 14}
+    place = controller.get_parameter(own.get(head, "tail.2.weight")).grad
+    place.view(-1)[place[0].numel() * first_row.get(head, 0)] = 3.0
+    assert head_gradients(controller).tolist() == [3.0 * (other is head) for other in Head]
+
+
+def test_every_parameter_is_in_one_group():
+    controller = controller_for()
+    members = [p for group in Learner(controller, PPOConfig()).optimizer.param_groups for p in group["params"]]
+    assert len(members) == len(list(controller.parameters()))
+    assert set(members) == set(controller.parameters())
 
 
 def test_value_clipping_takes_the_worse_of_both(lives):

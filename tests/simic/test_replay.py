@@ -49,6 +49,42 @@ def test_every_epoch_holds_each_sequence_once():
     assert first != second
 
 
+def test_shuffles_are_the_learners_own():
+    """A function of its seed, whatever others draw, and nothing is drawn from what is theirs."""
+    before = torch.get_rng_state()
+    orders = []
+    for rng_seed in (1, 1, 2):
+        torch.manual_seed(rng_seed + len(orders))
+        learner = Learner(controller_for(), PPOConfig(), rng_seed)
+        state = torch.get_rng_state()
+        orders.append(torch.cat(list(learner.minibatches(20))).tolist())
+        assert torch.equal(torch.get_rng_state(), state)
+    torch.set_rng_state(before)
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_a_policy_without_memory_learns_from_single_decisions(collector):
+    controller = controller_for(recurrent=False)
+    rollout = collect(collector(controller, horizon=3), controller, 0.0, RewardConfig())
+    t, n, valid = sequences(rollout, whole=False)
+    assert valid.shape == (1, 21)
+    assert valid.all()
+    assert sorted(zip(t[0].tolist(), n[0].tolist(), strict=True)) == [(t, n) for t in range(3) for n in range(7)]
+
+
+def test_pieces_of_a_minibatch_keep_less_in_memory(collector):
+    controller = controller_for()
+    rollout = collect(collector(controller), controller, 0.0, RewardConfig())
+    lives = cut(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
+    largest = {}
+    for pieces in (1, 5):
+        kept = [0]
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x.numel()) or x, lambda x: x):
+            Learner(controller, PPOConfig(accumulate=pieces)).step(lives)
+        largest[pieces] = max(kept)
+    assert largest[5] < largest[1] / 3
+
+
 def gradients(controller, lives, config):
     controller.zero_grad()
     found = losses(controller, lives, config, 0.01)

@@ -54,7 +54,7 @@ def test_sparse_pays_once_and_contribution_pays_those_who_speak():
     seeds = after._replace(vitals=vitals, slots=slots)
     paid = reward(before, seeds, rent, torch.zeros(2), ended, RewardConfig(family="contribution"))
     torch.testing.assert_close(paid.contribution, torch.tensor([0.2, 0.1]))
-    assert (paid.rent < 0).all()
+    torch.testing.assert_close(paid.rent, -0.1 * torch.tensor([2.0, 2.0]).log())
 
 
 @pytest.mark.parametrize("family", ["progress", "sparse", "contribution"])

@@ -2,15 +2,17 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
-from esper.simic import CollectConfig, LearnConfig, Learner, PPOConfig, RewardConfig, train
+from esper.simic import CollectConfig, LearnConfig, Learner, PPOConfig, RentSchedule, RewardConfig, train
 from esper.simic.normalizers import Running, spread
+from esper.simic.ppo import Learned, Losses
 from esper.simic.rollout import Collector, collect
-from esper.simic.train import summarize
+from esper.simic.train import HELD, Training, summarize
 from small_fleets import controller_for, make_env
 
 
@@ -55,29 +57,12 @@ def test_a_head_without_samples_says_none():
     rollout = collect(gathered, controller, 0.0, RewardConfig())
     waiting = rollout.choice.action.clone()
     waiting[..., Head.OP] = Op.WAIT
-    learned = learner.update(rollout._replace(choice=rollout.choice._replace(action=waiting)))
-    assert learned.samples[Head.OP] == 21
-    assert not learned.samples[Head.SLOT :].any()
-
-
-def test_a_small_kl_budget_stops_an_update_and_says_why():
-    config = dataclasses.replace(CONFIG, ppo=PPOConfig(target_kl=1e-9, epochs=4, lr=0.05))
-    first = next(iter(train(fleets(), controller_for(), config)))
-    assert "target_kl" in first.stopped
-    assert first.steps < 16
-    assert first.kl > 0
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_the_end_of_a_life_is_worth_nothing_or_what_would_have_followed(terminal):
-    controller = controller_for()
-    gathered = Collector(fleets(), controller, CollectConfig(horizon=6, terminal=terminal))
-    gathered.begin(0.0)
-    rollout = collect(gathered, controller, 0.0, RewardConfig())
-    assert rollout.ended.any()
-    assert (rollout.after[rollout.ended] == 0).all() == terminal
-    going_on = ~rollout.ended[:-1]
-    assert torch.equal(rollout.after[:-1][going_on], rollout.choice.value[1:][going_on])
+    waited = rollout._replace(choice=rollout.choice._replace(action=waiting))
+    learned = learner.update(waited)
+    report = summarize(0, waited, waited.reward, learned, 0.0, {})
+    assert [head.samples for head in report.heads] == [21] + 7 * [0]
+    for head in report.heads[1:]:
+        assert (head.kl, head.clip_fraction, head.entropy, head.ratio_min, head.ratio_max) == (None,) * 5
 
 
 @pytest.mark.parametrize("what", ["rewards", "host", "slots"])
@@ -115,15 +100,87 @@ def test_rewards_that_are_not_finite_leave_no_trace_in_their_scale():
     assert scale.std.isfinite()
 
 
-def test_a_rollout_is_in_the_scale_of_rewards_before_it_is_learned_from():
-    """D1: one defined point. Features need no statistics: they are ratios by themselves, stored as they were seen."""
-    controller = controller_for()
-    gathered = Collector(fleets(), controller, CollectConfig(horizon=3))
-    gathered.begin(0.0)
-    rollout = collect(gathered, controller, 0.0, RewardConfig())
-    scale = Running((), torch.device("cpu"))
-    divided = rollout.reward / spread(scale, rollout.reward)
-    assert divided.std(unbiased=False).item() == pytest.approx(1.0, rel=1e-3)
+def test_an_update_learns_from_rewards_divided_by_their_deviation_so_far():
+    """A rollout is in the statistics before it is learned from; lives begun in an update pay the rent of its time."""
+    config = dataclasses.replace(CONFIG, rent=RentSchedule(start=0.1, end=0.5, updates=2), rng_seed=6)
+    training = Training(fleets(), controller_for(), config)
+    twin = controller_for()
+    learner, gathered = Learner(twin, config.ppo, rng_seed=6), Collector(fleets(), twin, config.collect, rng_seed=6)
+    gathered.begin(0.1)
+    earned = []
+    for rent in (0.1, 0.3, 0.5):
+        report = training.step()
+        rollout = collect(gathered, twin, rent, config.reward)
+        earned.append(rollout.reward.double())
+        normalized = rollout.reward / torch.cat(earned).std(correction=0).float()
+        learner.update(rollout, normalized)
+        assert report.rent == pytest.approx(rent)
+        assert report.reward == pytest.approx(rollout.reward.mean().item(), rel=1e-4)
+        assert report.reward_normalized == pytest.approx(normalized.mean().item(), rel=1e-4)
+        for ours, theirs in zip(training.controller.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_a_report_says_what_happened():
+    """Every number of a report, from a rollout and an update in which all are different."""
+    t, n, h = 2, 3, len(Head)
+    at = torch.arange(t * n, dtype=torch.float32).view(t, n)
+    by_head = {name: torch.arange(h) / 8 + 10 * i for i, name in enumerate(Losses._fields)}
+    found = Losses(**by_head | {"value": torch.tensor(0.75)})
+    samples = torch.tensor([6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 7.0, 0.0])
+    returns = (at + 1).square()
+    learned = Learned(
+        losses=found, samples=samples, returns=returns,
+        advantage_mean=torch.tensor(0.1), advantage_std=torch.tensor(0.2),
+        gradient=torch.tensor(8.0), gradient_clipped=torch.tensor(2.0), head_gradients=torch.arange(h) + 1.0,
+        epochs=3, steps=4, stopped="why",
+    )  # fmt: skip
+    rollout = Collector([make_env("mlp", n, episode=9)], controller := controller_for(), CollectConfig(horizon=t))
+    rollout.begin(0.0)
+    played = collect(rollout, controller, 0.0, RewardConfig())
+    action = torch.zeros(t, n, h, dtype=torch.long)
+    action[0, :2, Head.OP], action[1, 2, Head.OP] = int(Op.PRUNE), int(Op.ADVANCE)
+    ended = torch.tensor([[False, True, False], [False, False, True]])
+    slots = played.seen.features.slots.clone()
+    slots[..., HELD] = 0.0
+    slots[0, :, 1, HELD[0]], slots[1, 0, 1, HELD[2]] = 1.0, 1.0
+    played = played._replace(
+        seen=played.seen._replace(features=played.seen.features._replace(slots=slots)),
+        choice=played.choice._replace(action=action, value=at), reward=at / 10, ended=ended,
+        sick=ended & torch.tensor([True, True, False]), objective=at + 100, score=at + 200, growth=at + 300,
+    )  # fmt: skip
+    report = summarize(5, played, at, learned, 0.3, {"collect": 1.5})
+    assert (report.update, report.decisions, report.episodes, report.sick) == (5, 6, 2, 1)
+    assert (report.objective, report.score, report.growth) == (103.0, 203.0, 303.0)
+    assert [dataclasses.astuple(life) for life in report.lives] == [
+        (5, 1, 101.0, 201.0, 301.0, True), (5, 2, 105.0, 205.0, 305.0, False),
+    ]  # fmt: skip
+    assert (report.rent, report.epochs, report.steps, report.stopped) == (0.3, 3, 4, "why")
+    assert (report.gradient, report.gradient_clipped, report.seconds) == (8.0, 2.0, {"collect": 1.5})
+    assert report.reward == pytest.approx(0.25)
+    assert report.reward_normalized == 2.5
+    assert report.returns == pytest.approx(91 / 6)
+    assert (report.advantage_mean, report.advantage_std) == (pytest.approx(0.1), pytest.approx(0.2))
+    assert report.policy_loss == sum(by_head["policy"]).item()
+    assert report.entropy == pytest.approx(sum(by_head["entropy"]).item() / h)
+    assert report.kl == sum(by_head["kl"]).item()
+    assert report.value_loss == 0.75
+    assert report.explained_variance == pytest.approx(
+        1 - np.var((returns - at).numpy()) / np.var(returns.numpy()), rel=1e-5
+    )
+    assert report.ops == {op.name: {Op.WAIT: 3, Op.PRUNE: 2, Op.ADVANCE: 1}.get(op, 0) for op in Op}
+    assert report.occupancy == (0.0, pytest.approx(4 / 6))
+    for i, (head, told) in enumerate(zip(Head, report.heads, strict=True)):
+        assert (told.name, told.samples) == (head.name.lower(), int(samples[i]))
+        assert (told.gradient, told.gradient_clipped) == (i + 1.0, (i + 1) / 4)
+        measured = (told.kl, told.clip_fraction, told.entropy, told.ratio_min, told.ratio_max)
+        names = ("kl", "clipped", "entropy", "ratio_min", "ratio_max")
+        assert measured == tuple(by_head[name][i].item() if samples[i] else None for name in names)
+
+
+def test_rewards_and_advantages_share_one_discount():
+    with pytest.raises(EsperError, match=r"reward\.gamma .* and ppo\.gamma"):
+        LearnConfig(reward=RewardConfig(gamma=0.9))
 
 
 def _with_a_nan(x):

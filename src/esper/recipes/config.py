@@ -200,7 +200,17 @@ class Recipe:
 
     @classmethod
     def revived(cls, plain: Any) -> "Recipe":
-        return revive(cls, plain, "recipe")
+        return revive(cls, _without_anchor(plain), "recipe")
+
+
+def _without_anchor(plain: Any) -> Any:
+    """A recipe as JSON, without the field `learn.ppo.anchor_coef` of earlier runs, which was 0 in all of them."""
+    try:
+        ppo = plain["learn"]["ppo"]
+        rest = {name: value for name, value in ppo.items() if (name, value) != ("anchor_coef", 0.0)}
+        return plain | {"learn": plain["learn"] | {"ppo": rest}}
+    except (AttributeError, KeyError, TypeError):
+        return plain  # not a recipe: `revive` says what is wrong with it
 
 
 def _plain(x: Any) -> Any:

@@ -50,8 +50,6 @@ def load_training_run(path: str | Path, training: Training) -> dict[str, Any]:
         fleets.lives, fleets.decisions = lives, int(counters["decisions"])
         fleets.memory = unflatten(fleets.memory, "memory", tensors)
         training.controller.load_state_dict(_under("controller/", tensors))
-        if learner.anchor is not None:
-            learner.anchor.load_state_dict(_under("anchor/", tensors))
         learner.optimizer.load_state_dict(moments)
         learner.generator.set_state(tensors["generator"])
         for name in ("count", "mean", "squares"):
@@ -68,15 +66,12 @@ def _settings(training: Training) -> dict[str, Any]:
         "config": asdict(training.config) | {"updates": None},
         "controller": asdict(training.controller.config),
         "fleets": len(training.fleets.envs),
-        "anchored": training.learner.anchor is not None,
     }
 
 
 def _learning(training: Training) -> Tensors:
     learner, scale = training.learner, training.scale
     found = {f"controller/{name}": x for name, x in training.controller.state_dict().items()}
-    if learner.anchor is not None:
-        found |= {f"anchor/{name}": x for name, x in learner.anchor.state_dict().items()}
     for index, state in learner.optimizer.state_dict()["state"].items():
         found |= {f"optimizer/{index}/{name}": torch.as_tensor(x) for name, x in state.items()}
     found |= flatten({"count": scale.count, "mean": scale.mean, "squares": scale.squares}, "scale")

@@ -57,8 +57,6 @@ class PPOConfig:
     weight_decay: float = 0.0
     """Of parameters that only the critic has: on categorical logits it would raise the entropy."""
     adam_eps: float = 1e-5
-    anchor_coef: float = 0.0
-    """How strongly the policy is held near the one it started from, if there is one: times their divergence."""
     group_baseline: bool = True
     """Compare siblings: advantages minus the mean of the others in the group."""
     compile: str | None = None
@@ -71,7 +69,7 @@ class PPOConfig:
         for name in ("gamma", "lam"):
             if not 0 < getattr(self, name) <= 1:
                 raise EsperError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
-        for name in ("lr_end", "value_coef", "entropy_coef", "entropy_floor", "anchor_coef", "weight_decay", "anneal"):
+        for name in ("lr_end", "value_coef", "entropy_coef", "entropy_floor", "weight_decay", "anneal"):
             if not (getattr(self, name) or 0) >= 0:
                 raise EsperError(f"{name} must not be negative, not {getattr(self, name)}")
         if sum(per_head(self.entropy_weights)) <= 0:
@@ -121,8 +119,6 @@ class Lives(NamedTuple):
     returns: Float[Tensor, "L Q"]
     valid: Bool[Tensor, "L Q"]
     memory: Memory
-    anchor: Float[Tensor, "L Q H"]
-    """Log-probabilities of the same choices under the policy to stay near; the old ones if there is none."""
 
 
 class Losses(NamedTuple):
@@ -134,14 +130,12 @@ class Losses(NamedTuple):
     """Entropy times its coefficient."""
     kl: Float[Tensor, " H"]
     clipped: Float[Tensor, " H"]
-    anchor: Float[Tensor, " H"]
-    """Divergence from the policy to stay near."""
     value: Float[Tensor, ""]
     ratio_min: Float[Tensor, " H"]
     ratio_max: Float[Tensor, " H"]
 
 
-BY_HEAD = ("policy", "entropy", "bonus", "kl", "clipped", "anchor")
+BY_HEAD = ("policy", "entropy", "bonus", "kl", "clipped")
 """The losses that are sums over the decisions which listen to a head."""
 
 
@@ -173,13 +167,7 @@ def cut(
     memory = Memory(
         *(torch.where(continued[:, None], old[n[0]], new[n[0]]) for old, new in zip(rollout.memory, blank, strict=True))
     )
-    old = Choice(*map(at, rollout.choice))
-    return Lives(seen, old, at(advantage), at(returns), valid, memory, old.log_probs)
-
-
-def blank_of(lives: Lives) -> Memory:
-    """Nothing remembered: what another policy knows of these lives, even of those that were cut."""
-    return Memory(*(torch.zeros_like(x) for x in lives.memory))
+    return Lives(seen, Choice(*map(at, rollout.choice)), at(advantage), at(returns), valid, memory)
 
 
 def select(lives: Lives, which: Int[Tensor, " Q"]) -> Lives:
@@ -190,8 +178,8 @@ def select(lives: Lives, which: Int[Tensor, " Q"]) -> Lives:
 
     seen = Observation(Features(*map(at, lives.seen.features)), *map(at, lives.seen[1:]))
     memory = Memory(*(x[which] for x in lives.memory))
-    old, anchor = Choice(*map(at, lives.old)), at(lives.anchor)
-    return Lives(seen, old, at(lives.advantage), at(lives.returns), at(lives.valid), memory, anchor)
+    old = Choice(*map(at, lives.old))
+    return Lives(seen, old, at(lives.advantage), at(lives.returns), at(lives.valid), memory)
 
 
 def losses(controller: Controller, lives: Lives, config: PPOConfig, entropy_coef: float) -> Losses:
@@ -203,7 +191,6 @@ def losses(controller: Controller, lives: Lives, config: PPOConfig, entropy_coef
     advantage = lives.advantage[..., None]
     bounded = ratio.clamp(1 - config.clip, 1 + config.clip)
     gain = torch.minimum(ratio * advantage, bounded * advantage)
-    away = (lives.anchor - new.log_probs).where(counts, 0.0)
     error = (new.value - lives.returns).where(lives.valid, 0.0)
     worst = error.square()
     if config.value_clip is not None:
@@ -224,7 +211,6 @@ def losses(controller: Controller, lives: Lives, config: PPOConfig, entropy_coef
         bonus=over_decisions(config.floored(entropy_coef, new.legal) * new.entropy),
         kl=kl,
         clipped=clipped,
-        anchor=over_decisions(away.exp() - 1 - away),
         value=0.5 * worst.sum(),
         ratio_min=low,
         ratio_max=high,
@@ -244,13 +230,12 @@ def totals(lives: Lives) -> Totals:
 
 
 def loss(found: Losses, over: Totals, config: PPOConfig) -> Float[Tensor, ""]:
-    """One number: policy + value_coef * value - entropy_coef * entropy, and what the anchor adds."""
+    """One number: policy + value_coef * value - entropy_coef * entropy."""
     heads = over.heads.clamp(min=1)
     weights = torch.tensor(per_head(config.entropy_weights), device=heads.device)
     policy = (found.policy / heads).sum()
     bonus = (weights * found.bonus / heads).sum() / weights.sum()
-    total = policy + config.value_coef * found.value / over.decisions.clamp(min=1) - bonus
-    return total + config.anchor_coef * (found.anchor / heads).sum() if config.anchor_coef else total
+    return policy + config.value_coef * found.value / over.decisions.clamp(min=1) - bonus
 
 
 class Learned(NamedTuple):
@@ -273,16 +258,8 @@ class Learned(NamedTuple):
 class Learner:
     """A controller and its optimiser."""
 
-    def __init__(
-        self,
-        controller: Controller,
-        config: PPOConfig = PPOConfig(),
-        rng_seed: int = 0,
-        anchor: Controller | None = None,
-    ) -> None:
-        if config.anchor_coef and anchor is None:
-            raise EsperError("anchor_coef is set, but there is no policy to stay near; give one as anchor")
-        self.controller, self.config, self.anchor = controller, config, anchor
+    def __init__(self, controller: Controller, config: PPOConfig = PPOConfig(), rng_seed: int = 0) -> None:
+        self.controller, self.config = controller, config
         critic = {id(p) for p in controller.value.parameters()}
         parameters = list(controller.parameters())
         groups = [
@@ -307,11 +284,6 @@ class Learner:
         advantage = standardized(compared, torch.ones_like(rollout.ended))
         blank = controller.blank(rollout.reward.shape[1], rollout.reward.device)
         lives = cut(rollout, advantage, returns, controller.config.recurrent, blank)
-        if self.anchor is not None:
-            with torch.no_grad():
-                lives = lives._replace(
-                    anchor=self.anchor.judge(lives.seen, blank_of(lives), lives.old.action).log_probs
-                )
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = config.lr_at(self.updates)
         found: list[Losses] = []

@@ -52,11 +52,9 @@ class LearnConfig:
 class Training:
     """A controller in training, and all that its next update depends on."""
 
-    def __init__(
-        self, envs: Sequence[FleetEnv], controller: Controller, config: LearnConfig, anchor: Controller | None = None
-    ) -> None:
+    def __init__(self, envs: Sequence[FleetEnv], controller: Controller, config: LearnConfig) -> None:
         self.controller, self.config, self.update = controller, config, 0
-        self.learner = Learner(controller, config.ppo, config.rng_seed, anchor)
+        self.learner = Learner(controller, config.ppo, config.rng_seed)
         self.fleets = Collector(envs, controller, config.collect, config.rng_seed)
         self.scale, self.watch = Running((), self.fleets.device), Watch(config.bounds)
         self.fleets.begin(config.rent.at(0))
@@ -76,11 +74,9 @@ class Training:
         return replace(report, health=health, anomalies=self.watch.look(report), detail=detail)
 
 
-def train(
-    envs: Sequence[FleetEnv], controller: Controller, config: LearnConfig, anchor: Controller | None = None
-) -> Iterator[UpdateReport]:
-    """Learn to grow; one report for each update. An `anchor` is a policy to start from and to stay near."""
-    training = Training(envs, controller, config, anchor)
+def train(envs: Sequence[FleetEnv], controller: Controller, config: LearnConfig) -> Iterator[UpdateReport]:
+    """Learn to grow; one report for each update."""
+    training = Training(envs, controller, config)
     while training.update < config.updates:
         yield training.step()
 

@@ -1,0 +1,213 @@
+"""Lives as they are recorded, against lives that are written down: who earns what, and what is expected of whom."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import Head, Op
+from esper.leyline.specs import HostSpec
+from esper.leyline.state import Signals
+from esper.simic import CollectConfig, RewardConfig
+from esper.simic.rollout import Collector, Rollout, collect, record
+from esper.tamiyo.features import HOST_FEATURES, View, column_names, features, no_history, remember
+from esper.tamiyo.network import Memory, Observation, look
+from esper.tamiyo.policies import FixedPlan, Never, Planned
+from esper.tolaria import EnvConfig, Fleet, FleetEnv, TrainConfig
+from esper.tolaria.env import Step
+from small_fleets import controller_for, make_env
+from toys import toy_task
+
+NOBODY, DIES, TIMED_OUT = "", "dies", "times out"
+FATES = ((NOBODY, NOBODY, NOBODY), (DIES, NOBODY, NOBODY), (NOBODY, TIMED_OUT, NOBODY), (NOBODY, NOBODY, NOBODY))
+"""Of three hosts, at each of four decisions."""
+PENALTY = 0.25
+
+
+class Script(FleetEnv):
+    """An env whose lives are written down: every number is another one."""
+
+    def __init__(self) -> None:
+        super().__init__(make_env("mlp", 3).fleet, EnvConfig(episode=9))
+        self.blank, self.time, self.ages = super().reset(), 0, [0, 0, 0]
+
+    def reset(self) -> Signals:
+        return self.numbers([0.05, 0.06, 0.07], [0.0, 0.0, 0.0])
+
+    def numbers(self, score: list[float], growth: list[float]) -> Signals:
+        return self.blank._replace(
+            score=torch.tensor(score),
+            growth=torch.tensor(growth),
+            age=torch.tensor(self.ages),
+            loss=torch.tensor(score),
+        )
+
+    def step(self, actions: Tensor) -> Step:
+        """Scores where decisions lead are 0.2 + 0.1 t + 0.01 n, growth 1 + t + n; of fresh hosts 0.01 (n + 1) and 0."""
+        fate, t = FATES[self.time], self.time
+        self.time, self.ages = t + 1, [age + 1 for age in self.ages]
+        score, growth = [0.2 + 0.1 * t + 0.01 * n for n in range(3)], [1.0 + t + n for n in range(3)]
+        final = self.numbers(score, growth)
+        for n in range(3):
+            if fate[n]:
+                score[n], growth[n], self.ages[n] = 0.01 * (n + 1), 0.0, 0
+        died, timed_out = (torch.tensor([f == which for f in fate]) for which in (DIES, TIMED_OUT))
+        none = torch.zeros(3, dtype=torch.bool)
+        return Step(self.numbers(score, growth), final, PENALTY * died, none, died, timed_out)
+
+
+def told(terminal: bool = True, rent: float = 0.3) -> tuple[Rollout, Collector]:
+    """Those born at first pay a rent of 0.1, later ones `rent`."""
+    controller = controller_for()
+    fleets = Collector([Script()], controller, CollectConfig(horizon=4, terminal=terminal), rng_seed=5)
+    fleets.begin(0.1)
+    return collect(fleets, controller, rent, RewardConfig(gamma=0.9)), fleets
+
+
+def test_every_decision_earns_what_it_led_to():
+    """gamma times J where it led, minus J where it was made, minus the penalty of those who fell sick."""
+    rollout, _ = told()
+    before = [0.05, 0.06, 0.07]
+    rent = [0.1, 0.1, 0.1]
+    for t in range(4):
+        for n in range(3):
+            j = 0.2 + 0.1 * t + 0.01 * n - rent[n] * torch.tensor(2.0 + t + n).log().item()
+            penalty = PENALTY if FATES[t][n] == DIES else 0.0
+            assert rollout.reward[t, n].item() == pytest.approx(0.9 * j - before[n] - penalty, abs=1e-6), (t, n)
+            assert rollout.objective[t, n].item() == pytest.approx(j, abs=1e-6)
+            assert rollout.score[t, n].item() == pytest.approx(0.2 + 0.1 * t + 0.01 * n)
+            assert rollout.growth[t, n].item() == pytest.approx(1.0 + t + n)
+            before[n], rent[n] = (0.01 * (n + 1), 0.3) if FATES[t][n] else (j, rent[n])
+    assert rollout.sick.tolist() == [[f == DIES for f in fate] for fate in FATES]
+    assert rollout.ended.tolist() == [[f != NOBODY for f in fate] for fate in FATES]
+    assert rollout.start.tolist() == [[True] * 3, *([f != NOBODY for f in fate] for fate in FATES[:-1])]
+
+
+def test_rent_is_fixed_for_life():
+    rollout, fleets = told()
+    told_rent = rollout.seen.features.host[..., column_names(HOST_FEATURES).index("rent")] / 10
+    expected = [[0.1, 0.1, 0.1], [0.1, 0.1, 0.1], [0.3, 0.1, 0.1], [0.3, 0.3, 0.1]]
+    torch.testing.assert_close(told_rent, torch.tensor(expected))
+    torch.testing.assert_close(fleets.lives[0].rent, torch.tensor([0.3, 0.3, 0.1]))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_death_time_limit_and_a_cut_are_told_apart(terminal):
+    """After death nothing is expected; after a time limit what the host that was cut off would have had, if the limit
+    is external; after a cut what is expected where the rollout ends; elsewhere the next decision's own value."""
+    rollout, fleets = told(terminal)
+    controller = controller_for()
+    following = [*rollout.choice.value[1:].tolist(), expected_at_the_end(fleets, controller)]
+    for t in range(4):
+        for n in range(3):
+            if FATES[t][n] == DIES or (FATES[t][n] == TIMED_OUT and terminal):
+                expected = 0.0
+            elif FATES[t][n] == TIMED_OUT:
+                expected = expected_where_it_led(rollout, controller, t, n)
+                assert abs(expected - following[t][n]) > 1e-4, "a fresh host would be worth something else"
+            else:
+                expected = following[t][n]
+            assert rollout.after[t, n].item() == pytest.approx(expected, abs=1e-5), (t, n)
+
+
+def expected_at_the_end(fleets: Collector, controller) -> list[float]:
+    with torch.no_grad():
+        return controller.expect(fleets.observe(), fleets.memory).tolist()
+
+
+def expected_where_it_led(rollout: Rollout, controller, last: int, n: int) -> float:
+    """The value of a life's final signals, after its own decisions and no others."""
+    env = Script()
+    history = remember(no_history(3, torch.device("cpu")), env.reset(), torch.ones(3, dtype=torch.bool))
+    for _ in range(last + 1):
+        final = env.step(torch.zeros(3, len(Head), dtype=torch.long)).final
+        history = remember(history, final, torch.zeros(3, dtype=torch.bool))
+    view = View(final, history, env.setting, torch.full((3,), 0.1), torch.full((3,), torch.inf))
+    memory = Memory(*(torch.zeros_like(x) for x in rollout.memory))
+    with torch.no_grad():
+        for t in range(last + 1):
+            seen = rollout.seen
+            x, _ = controller.read(type(seen.features)(*(part[t] for part in seen.features)), seen.exists[t])
+            _, memory = controller.remember_one(x, memory)
+        return controller.expect(Observation(*look(view), rollout.seen.blueprints[0]), memory)[n].item()
+
+
+def test_what_is_seen_of_a_fresh_host_is_its_own():
+    """Nothing of the history, of the score or of the rent of the one that died."""
+    rollout, _ = told()
+    env = Script()
+    env.time, env.ages = 1, [1, 1, 1]
+    fresh = env.step(torch.zeros(3, len(Head), dtype=torch.long)).signals
+    history = remember(no_history(3, torch.device("cpu")), fresh, torch.ones(3, dtype=torch.bool))
+    view = View(fresh, history, env.setting, torch.full((3,), 0.3), torch.full((3,), torch.inf))
+    expected = features(view)
+    torch.testing.assert_close(rollout.seen.features.host[2, 0], expected.host[0])
+    assert not torch.allclose(rollout.seen.features.host[2, 1], expected.host[1]), "the others have a history"
+
+
+def test_groups_of_different_fleets_stay_apart():
+    envs = [make_env("mlp", 4, group=2), make_env("cnn1d", 3), make_env("mlp", 4, group=2)]
+    fleets = Collector(envs, controller_for(), CollectConfig())
+    assert fleets.groups.tolist() == [0, 0, 1, 1, 2, 3, 4, 5, 5, 6, 6]
+
+
+def test_luck_differs_by_host_decision_and_seed():
+    envs = [make_env("mlp", 4)]
+    collectors = [Collector(envs, controller_for(), CollectConfig(), rng_seed=seed) for seed in (5, 5, 6)]
+    first, again, other = ([fleets.draws() for _ in range(2)] for fleets in collectors)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    rows = torch.cat([*first, *other])
+    assert len(rows.unique(dim=0)) == len(rows) == 16
+    assert all(len(row.unique()) == len(row) for row in rows)
+
+
+def test_nothing_is_planted_beyond_the_budget():
+    for budget, plants in ((1e-6, False), (100.0, True)):
+        controller = controller_for()
+        fleets = Collector([make_env("mlp", 8, episode=4)], controller, CollectConfig(horizon=3, budget=budget))
+        fleets.begin(0.0)
+        assert fleets.observe().legal[:, Op.GERMINATE].any() == plants
+        rollout = collect(fleets, controller, 0.0, RewardConfig())
+        assert rollout.growth.any() == plants
+
+
+def one_slot_env(hosts: int) -> FleetEnv:
+    spec = HostSpec("mlp", (6,), 3, (8,))
+    return FleetEnv(
+        Fleet(spec, toy_task("mlp", 64, 32), range(hosts), TrainConfig(batch_size=32)), EnvConfig(episode=4)
+    )
+
+
+def test_fleets_of_unlike_hosts_are_padded_and_padding_is_never_chosen():
+    envs, controller = [one_slot_env(12), make_env("cnn1d", 3, episode=4)], controller_for()
+    sizes = [len(env.setting.space.blueprints) for env in envs]
+    assert sizes[0] != sizes[1]
+    fleets = Collector(envs, controller, CollectConfig(horizon=4))
+    fleets.begin(0.0)
+    seen = fleets.observe()
+    assert seen.exists.tolist() == [[True, False]] * 12 + [[True, True]] * 3
+    assert not seen.legal[:12, :, 1].any()
+    assert not seen.affordable[:12, 1].any()
+    smaller = slice(12) if sizes[0] < sizes[1] else slice(12, None)
+    assert not seen.affordable[smaller, :, min(sizes) :].any()
+    assert not seen.blueprints[smaller, :, min(sizes) :].any()
+    actions = collect(fleets, controller, 0.0, RewardConfig()).choice.action
+    assert not actions[:, :12, Head.SLOT].any()
+    assert actions[:, 12:, Head.SLOT].any()
+    germinated = actions[..., Head.OP] == Op.GERMINATE
+    for size, hosts in zip(sizes, (slice(12), slice(12, None)), strict=True):
+        assert (actions[:, hosts, Head.BLUEPRINT][germinated[:, hosts]] < size).all()
+
+
+def test_every_fleet_is_recorded_under_its_own_policy():
+    """A plan in one fleet, life after life, and nothing in the other; every choice counts as certain."""
+    envs = [make_env("mlp", 2, episode=2), make_env("cnn1d", 3, episode=2)]
+    plan = FixedPlan([Planned(0, {"op": "GERMINATE", "slot": "s1", "blueprint": "mlp"})])
+    fleets = Collector(envs, controller_for(), CollectConfig(horizon=4))
+    fleets.begin(0.0)
+    rollout = record(fleets, [plan, Never()], 0.0, RewardConfig())
+    ops = rollout.choice.action[..., Head.OP]
+    assert ops.tolist() == [[Op.GERMINATE] * 2 + [Op.WAIT] * 3, [Op.WAIT] * 5] * 2
+    assert (rollout.choice.action[[0, 2], :2, Head.SLOT] == 1).all()
+    assert not rollout.choice.log_probs.any()
+    assert not rollout.choice.value.any()
+    assert not rollout.after.any()
