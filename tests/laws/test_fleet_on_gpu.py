@@ -1,9 +1,11 @@
 """On a GPU the fleet gives the numbers it gives on a CPU, kernel by kernel and as recorded programs."""
 
+import warnings
+
 import pytest
 import torch
 
-from esper.tolaria import Engine, Fleet, TrainConfig
+from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, TrainConfig
 from toys import SPECS, random_legal, rows_of, toy_task
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -36,3 +38,25 @@ def test_a_gpu_agrees_with_the_cpu(kind, graphs):
     if gpu.programs is not None:
         assert gpu.programs.usable
         assert gpu.programs.hits > 0
+
+
+def test_a_decision_waits_for_the_device_a_few_times():
+    """What seeds live where, twice (before and after births), what plans are made of, and whether a life has ended."""
+    fleet = Fleet(
+        SPECS["cnn1d"], toy_task("cnn1d", 96), range(9), TrainConfig(batch_size=32), engine=Engine(device="cuda")
+    )
+    env = FleetEnv(fleet, EnvConfig(episode=50))
+    env.reset()
+    wait = torch.zeros(9, 8, dtype=torch.long, device="cuda")
+    plant = torch.tensor([fleet.space.action("GERMINATE", slot="s0", blueprint="norm")] * 9, device="cuda")
+    for actions in (plant, *[wait] * 12):
+        env.step(actions)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            env.step(wait)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    waits = [str(w.message) for w in caught if "synchroniz" in str(w.message)]
+    assert 1 <= len(waits) <= 4, [f"{w.filename}:{w.lineno}" for w in caught]

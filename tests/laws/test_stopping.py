@@ -141,6 +141,8 @@ def test_on_a_gpu_a_stop_changes_no_more_than_the_order_of_sums(tmp_path):
         assert torch.equal(a, b)
     assert torch.equal(first.fleets.envs[0].fleet.trunk.flat, second.fleets.envs[0].fleet.trunk.flat)
     ours, theirs = first.step(), second.step()
+    assert theirs.memory is not None
+    assert theirs.memory >= sum(p.nbytes for p in second.controller.parameters())
     assert ours.ops == theirs.ops
     assert theirs.objective == pytest.approx(ours.objective, rel=0.02)
     assert theirs.policy_loss == pytest.approx(ours.policy_loss, rel=0.02, abs=1e-3)
