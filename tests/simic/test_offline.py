@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import key, uniform
-from esper.simic import RewardConfig
 from esper.simic.offline import Critic, OfflineConfig, follow, learn_offline, losses, recorded
-from esper.simic.rollout import Rollout, collect
+from esper.simic.rollout import Rollout
 from esper.tamiyo import Controller, ControllerConfig, Features
 from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, width
 from esper.tamiyo.masks import relevant
@@ -161,12 +160,9 @@ def learned_worth(episodes: Rollout, expectile: float) -> tuple[float, Tensor]:
 
 
 @pytest.fixture
-def played(collector) -> Rollout:
+def played(rollouts) -> Rollout:
     """Real lives of unequal lengths; some were cut."""
-    controller = controller_for()
-    rollout = collect(collector(controller), controller, 0.0, RewardConfig())
-    assert not rollout.ended[-1].all()
-    return rollout
+    return rollouts()[0]
 
 
 @pytest.mark.parametrize("op", list(Op), ids=lambda op: op.name)

@@ -12,15 +12,14 @@ import plain_ppo
 from esper.leyline.actions import Head, Op
 from esper.simic import CollectConfig, Learner, PPOConfig, RewardConfig
 from esper.simic.ppo import REVIEWED, Lives, cut, head_gradients, loss, losses, select, totals
-from esper.simic.rollout import Collector, Rollout, collect
+from esper.simic.rollout import Collector, collect
 from esper.tamiyo import Controller
 from small_fleets import controller_for, make_env
 
 
 @pytest.fixture
-def lives(collector) -> tuple[Lives, object]:
-    controller = controller_for()
-    rollout = collect(collector(controller), controller, 0.0, RewardConfig())
+def lives(rollouts) -> tuple[Lives, Controller]:
+    _, rollout, controller = rollouts()
     advantage = torch.randn(rollout.reward.shape, generator=torch.Generator().manual_seed(0))
     return cut(rollout, advantage, rollout.reward, True, controller.blank(7, torch.device("cpu"))), controller
 
@@ -30,20 +29,10 @@ WEIGHTS = {
 }
 
 
-def played(collector, recurrent: bool = True) -> tuple[Rollout, Controller]:
-    """A second rollout, in which some lives go on and some begin."""
-    controller = controller_for(recurrent)
-    fleets = collector(controller)
-    collect(fleets, controller, 0.02, RewardConfig())
-    rollout = collect(fleets, controller, 0.02, RewardConfig())
-    assert not rollout.start[0].all()
-    return rollout, controller
-
-
 @pytest.mark.parametrize(("recurrent", "group_baseline"), [(True, True), (False, False)])
-def test_an_update_is_plain_ppo(collector, recurrent, group_baseline):
+def test_an_update_is_plain_ppo(rollouts, recurrent, group_baseline):
     """Two updates against one that is written out, with every coefficient set: the same weights, gradients, numbers."""
-    rollout, controller = played(collector, recurrent)
+    _, rollout, controller = rollouts(recurrent)
     rewards = 30.0 * rollout.reward + torch.linspace(-1, 1, rollout.reward.numel()).view_as(rollout.reward)
     config = PPOConfig(
         lr=0.01, lr_end=0.005, entropy_coef=0.1, entropy_end=0.02, anneal=2, gamma=0.9, lam=0.8, value_coef=0.7,
@@ -109,9 +98,9 @@ def test_losses_are_the_sums_of_every_decision_and_head(lives):
     assert found.ratio_max.tolist() == pytest.approx([max(seen, default=-math.inf) for seen in ratios], rel=1e-4)
 
 
-def test_an_update_stops_before_the_step_once_kl_exceeds_its_budget(collector):
+def test_an_update_stops_before_the_step_once_kl_exceeds_its_budget(rollouts):
     """The KL of all relevant heads together, against 1.5 times the target; what was seen is reported all the same."""
-    rollout, _ = played(collector)
+    _, rollout, _ = rollouts()
     far = rollout._replace(choice=rollout.choice._replace(log_probs=rollout.choice.log_probs - 0.3))
     heads = {head for op in rollout.choice.action[..., Head.OP].flatten().tolist() for head in Op(op).heads}
     kl = len(heads) * (math.exp(0.3) - 1 - 0.3)
@@ -215,10 +204,9 @@ def test_adding_irrelevant_decisions_changes_no_heads_policy_loss(lives):
     assert means[0][Head.ALPHA_SPEED] == 0
 
 
-def test_minibatches_without_a_heads_decisions_do_not_dilute_what_is_reported_of_it(collector):
+def test_minibatches_without_a_heads_decisions_do_not_dilute_what_is_reported_of_it(rollouts):
     """A policy that hardly moves: many small minibatches say what one large one says."""
-    controller = controller_for()
-    rollout = collect(collector(controller), controller, 0.0, RewardConfig())
+    _, rollout, _ = rollouts()
     action = rollout.choice.action.clone()
     action[..., Head.OP] = Op.WAIT
     action[0, 0, Head.OP] = Op.GERMINATE
@@ -228,9 +216,8 @@ def test_minibatches_without_a_heads_decisions_do_not_dilute_what_is_reported_of
     torch.testing.assert_close(found[0].losses.entropy, found[1].losses.entropy, rtol=1e-4, atol=1e-4)
 
 
-def test_a_learning_rate_that_falls_to_nothing_ends_learning(collector):
-    controller = controller_for()
-    rollout = collect(collector(controller), controller, 0.0, RewardConfig())
+def test_a_learning_rate_that_falls_to_nothing_ends_learning(rollouts):
+    _, rollout, controller = rollouts()
     learner = Learner(controller, PPOConfig(lr_end=0.0, anneal=2))
     moved = []
     for _ in range(3):
@@ -309,7 +296,7 @@ from esper.simic.rollout import Collector, collect
 from small_fleets import controller_for, make_env
 
 ends = []
-for backend in (None, "aot_eager"):
+for backend in (None, "eager"):
     controller = controller_for()
     fleets = Collector([make_env("mlp", 4, episode=3, staggered=True)], controller, CollectConfig(horizon=4))
     fleets.begin(0.0)

@@ -4,35 +4,26 @@ import pytest
 import torch
 
 from esper.leyline.actions import Head, Op
-from esper.simic import PPOConfig, RewardConfig
+from esper.simic import PPOConfig
 from esper.simic.ppo import Learner, cut, losses, sequences
-from esper.simic.rollout import collect
 from esper.tamiyo.masks import relevant
 from small_fleets import controller_for
 
 
 @pytest.mark.parametrize("recurrent", [True, False])
-def test_replay_gives_back_what_was_stored_while_acting(collector, recurrent):
+def test_replay_gives_back_what_was_stored_while_acting(rollouts, recurrent):
     """Two rollouts in a row, so that lives are cut mid-episode and go on in the second."""
-    controller = controller_for(recurrent)
-    fleets = collector(controller)
-    for _ in range(2):
-        rollout = collect(fleets, controller, 0.02, RewardConfig())
-        lives = cut(rollout, rollout.reward, rollout.reward, recurrent, controller.blank(7, fleets.device))
+    *both, controller = rollouts(recurrent)
+    for rollout in both:
+        lives = cut(rollout, rollout.reward, rollout.reward, recurrent, controller.blank(7, torch.device("cpu")))
         new = controller.judge(lives.seen, lives.memory, lives.old.action)
         ratio = (new.log_probs - lives.old.log_probs).exp()
         assert ((ratio - 1).abs().where(lives.valid[..., None], 0) <= 1e-5).all()
         assert ((new.value - lives.old.value).abs().where(lives.valid, 0) <= 1e-6).all()
-    assert rollout.ended.any()
-    assert not rollout.start[0].all()
 
 
-def test_every_decision_is_in_exactly_one_sequence(collector):
-    controller = controller_for()
-    fleets = collector(controller)
-    collect(fleets, controller, 0.0, RewardConfig())
-    rollout = collect(fleets, controller, 0.0, RewardConfig())
-    assert not rollout.start[0].all(), "some lives go on from the rollout before"
+def test_every_decision_is_in_exactly_one_sequence(rollouts):
+    _, rollout, _ = rollouts()
     t, n, valid = sequences(rollout, whole=True)
     seen = torch.zeros_like(rollout.ended, dtype=torch.long)
     seen.index_put_((t[valid], n[valid]), torch.ones(int(valid.sum()), dtype=torch.long), accumulate=True)
@@ -63,18 +54,16 @@ def test_shuffles_are_the_learners_own():
     assert orders[0] == orders[1] != orders[2]
 
 
-def test_a_policy_without_memory_learns_from_single_decisions(collector):
-    controller = controller_for(recurrent=False)
-    rollout = collect(collector(controller, horizon=3), controller, 0.0, RewardConfig())
+def test_a_policy_without_memory_learns_from_single_decisions(rollouts):
+    _, rollout, _ = rollouts(recurrent=False)
     t, n, valid = sequences(rollout, whole=False)
-    assert valid.shape == (1, 21)
+    assert valid.shape == (1, 49)
     assert valid.all()
-    assert sorted(zip(t[0].tolist(), n[0].tolist(), strict=True)) == [(t, n) for t in range(3) for n in range(7)]
+    assert sorted(zip(t[0].tolist(), n[0].tolist(), strict=True)) == [(t, n) for t in range(7) for n in range(7)]
 
 
-def test_pieces_of_a_minibatch_keep_less_in_memory(collector):
-    controller = controller_for()
-    rollout = collect(collector(controller), controller, 0.0, RewardConfig())
+def test_pieces_of_a_minibatch_keep_less_in_memory(rollouts):
+    _, rollout, controller = rollouts()
     lives = cut(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
     largest = {}
     for pieces in (1, 5):
@@ -92,9 +81,8 @@ def gradients(controller, lives, config):
     return [p.grad.clone() for p in controller.parameters()]
 
 
-def test_poisoned_padding_changes_no_bit_of_any_gradient(collector):
-    controller, config = controller_for(), PPOConfig()
-    rollout = collect(collector(controller), controller, 0.0, RewardConfig())
+def test_poisoned_padding_changes_no_bit_of_any_gradient(rollouts):
+    config, (_, rollout, controller) = PPOConfig(), rollouts()
     lives = cut(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
     clean = gradients(controller, lives, config)
     assert not lives.valid.all()
@@ -107,10 +95,9 @@ def test_poisoned_padding_changes_no_bit_of_any_gradient(collector):
     assert all(torch.equal(a, b) for a, b in zip(clean, gradients(controller, ill, config), strict=True))
 
 
-def test_heads_that_the_op_does_not_listen_to_change_no_bit(collector):
+def test_heads_that_the_op_does_not_listen_to_change_no_bit(rollouts):
     """Other choices and poisoned probabilities of irrelevant heads: the same gradients."""
-    controller, config = controller_for(), PPOConfig()
-    rollout = collect(collector(controller), controller, 0.0, RewardConfig())
+    config, (_, rollout, controller) = PPOConfig(), rollouts()
     lives = cut(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
     idle = ~relevant(lives.old.action[..., Head.OP])
     idle[..., Head.SLOT] = False  # other heads are told of the slot, relevant or not
@@ -120,9 +107,8 @@ def test_heads_that_the_op_does_not_listen_to_change_no_bit(collector):
     assert all(torch.equal(a, b) for a, b in zip(clean, gradients(controller, ill, config), strict=True))
 
 
-def test_an_irrelevant_head_gets_exactly_no_gradient(collector):
-    controller, config = controller_for(), PPOConfig()
-    rollout = collect(collector(controller), controller, 0.0, RewardConfig())
+def test_an_irrelevant_head_gets_exactly_no_gradient(rollouts):
+    config, (_, rollout, controller) = PPOConfig(), rollouts()
     lives = cut(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
     waiting = lives.old.action.clone()
     waiting[..., Head.OP] = Op.WAIT
@@ -135,9 +121,8 @@ def test_an_irrelevant_head_gets_exactly_no_gradient(collector):
 
 
 @pytest.mark.parametrize("accumulate", [2, 5])
-def test_accumulated_gradients_are_those_of_the_whole_minibatch(collector, accumulate):
-    controller = controller_for()
-    rollout = collect(collector(controller), controller, 0.0, RewardConfig())
+def test_accumulated_gradients_are_those_of_the_whole_minibatch(rollouts, accumulate):
+    _, rollout, controller = rollouts()
     lives = cut(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
     found = []
     for pieces in (1, accumulate):

@@ -49,29 +49,23 @@ def test_reports_are_complete_and_the_same_seed_gives_the_same_ones():
             assert head.gradient_clipped <= head.gradient + 1e-9
 
 
-def test_a_head_without_samples_says_none():
-    controller = controller_for()
+def test_a_head_without_samples_says_none(rollouts):
+    _, rollout, controller = rollouts()
     learner = Learner(controller, PPOConfig())
-    gathered = Collector(fleets(), controller, CollectConfig(horizon=3))
-    gathered.begin(0.0)
-    rollout = collect(gathered, controller, 0.0, RewardConfig())
     waiting = rollout.choice.action.clone()
     waiting[..., Head.OP] = Op.WAIT
     waited = rollout._replace(choice=rollout.choice._replace(action=waiting))
     learned = learner.update(waited)
     report = summarize(0, waited, waited.reward, learned, 0.0, {})
-    assert [head.samples for head in report.heads] == [21] + 7 * [0]
+    assert [head.samples for head in report.heads] == [49] + 7 * [0]
     for head in report.heads[1:]:
         assert (head.kl, head.clip_fraction, head.entropy, head.ratio_min, head.ratio_max) == (None,) * 5
 
 
 @pytest.mark.parametrize("what", ["rewards", "host", "slots"])
-def test_nonsense_is_not_learned_from(what):
-    controller = controller_for()
+def test_nonsense_is_not_learned_from(what, rollouts):
+    _, rollout, controller = rollouts()
     learner = Learner(controller, PPOConfig())
-    gathered = Collector(fleets(), controller, CollectConfig(horizon=3))
-    gathered.begin(0.0)
-    rollout = collect(gathered, controller, 0.0, RewardConfig())
     before = [p.clone() for p in controller.parameters()]
     if what == "rewards":
         broken = rollout._replace(reward=_with_a_nan(rollout.reward))
@@ -90,10 +84,8 @@ def test_nonsense_is_not_learned_from(what):
     assert not all(torch.equal(a, b) for a, b in zip(before, controller.parameters(), strict=True)), "life goes on"
 
 
-def test_rewards_that_are_not_finite_leave_no_trace_in_their_scale():
-    gathered = Collector(fleets(), controller := controller_for(), CollectConfig(horizon=3))
-    gathered.begin(0.0)
-    rollout = collect(gathered, controller, 0.0, RewardConfig())
+def test_rewards_that_are_not_finite_leave_no_trace_in_their_scale(rollouts):
+    _, rollout, _ = rollouts()
     scale = Running((), torch.device("cpu"))
     spread(scale, _with_a_nan(rollout.reward))
     assert scale.count == rollout.reward.numel() - 1
@@ -229,12 +221,9 @@ def test_a_rollout_holds_exactly_its_horizon():
         assert {len(x) for x in (rollout.reward, rollout.ended, rollout.choice.action, rollout.seen.legal)} == {3}
 
 
-def test_rewards_are_reported_as_earned_and_as_learned_from():
+def test_rewards_are_reported_as_earned_and_as_learned_from(rollouts):
     """D7: both, and only the normalised ones train."""
-    controller = controller_for()
-    gathered = Collector(fleets(), controller, CollectConfig(horizon=3))
-    gathered.begin(0.0)
-    rollout = collect(gathered, controller, 0.0, RewardConfig())
+    _, rollout, _ = rollouts()
     ends = []
     for earned in (rollout, rollout._replace(reward=rollout.reward + 100.0)):
         twin = controller_for()
