@@ -1,5 +1,6 @@
 """Write the tables of the docs that come from the code or from the exam of the shipped controller: everything between
-`<!-- table: NAME -->` and `<!-- end -->`, in README.md and here.
+`<!-- table: NAME -->` and `<!-- end -->`, in README.md and here; and the last column of the ledger, from the tables of
+mutants.
 
 python docs/tables.py [--check]
 """
@@ -8,6 +9,7 @@ import ast
 import inspect
 import re
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from enum import Enum
@@ -29,6 +31,9 @@ from esper.tamiyo.files import SHIPPED
 from esper.telemetry.folder import RunFolder
 
 DOCS = Path(__file__).parent
+LEDGER = DOCS / "findings.md"
+REQUIREMENT = re.compile(r"^\| ([A-E]\d+|law \d+)\b")
+"""How a row of the ledger begins."""
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -247,6 +252,32 @@ def frontier() -> str:
     return rows(("setting", "arm (parameters: metric)"), map(row, RunFolder(SHIPPED).exams()))
 
 
+def mutants() -> dict[str, list[str]]:
+    """The mutants of every requirement."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((DOCS.parent / "tests/mutants").glob("*.toml")):
+        for mutant in tomllib.loads(path.read_text())["mutant"]:
+            for row in mutant["rows"]:
+                found.setdefault(row, []).append(mutant["id"])
+    return found
+
+
+def further_mutants() -> str:
+    """What mutants break besides the rows of the ledger."""
+    others = {row: ids for row, ids in mutants().items() if not REQUIREMENT.match(f"| {row} ")}
+    return rows(("what", "mutants"), ((row, ", ".join(ids)) for row, ids in sorted(others.items())))
+
+
+def with_mutants(ledger: str) -> str:
+    """The ledger, with the mutants of each row in its last column."""
+    found, lines = mutants(), ledger.split("\n")
+    for i, line in enumerate(lines):
+        if row := REQUIREMENT.match(line):
+            cells = line.strip("| ").split(" | ")[:4]
+            lines[i] = f"| {' | '.join([*cells, ', '.join(found.get(row[1], []))])} |"
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
@@ -267,21 +298,23 @@ TABLES: dict[str, Callable[[], str]] = {
         trainings,
         equal_flops,
         frontier,
+        further_mutants,
     )
 }
 
 
-def refreshed(text: str) -> str:
-    return BLOCK.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}{match[3]}", text)
+def refreshed(page: Path) -> str:
+    text = BLOCK.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}{match[3]}", page.read_text())
+    return with_mutants(text) if page == LEDGER else text
 
 
 def main(check: bool) -> int:
     pages = [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]
-    stale = [page for page in pages if refreshed(page.read_text()) != page.read_text()]
+    stale = [page for page in pages if refreshed(page) != page.read_text()]
     for page in stale:
         print(f"{'stale' if check else 'refreshed'}: {page.relative_to(DOCS.parent)}")
         if not check:
-            page.write_text(refreshed(page.read_text()))
+            page.write_text(refreshed(page))
     return int(check and bool(stale))
 
 

@@ -9,6 +9,7 @@ python tests/mutants/run.py [--root FOLDER] [--sample 20] [--only ID ...] [--aga
 """
 
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -171,13 +172,16 @@ def _run_tests(tree: Path, tests: list[str], log: Path, found: Path) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(tree)
     os.environ["PYTHONPATH"] = str(tree / "src")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False  # what no mutant has changed is compiled once
     sys.path.insert(0, str(tree / "src"))
+    options = ["-x", "-p", "no:cacheprovider", "--tb=short", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
     code = 3
     try:
         import pytest
 
         recorder = Recorder()
-        code = int(pytest.main(["-x", "-p", "no:cacheprovider", "--tb=short", *tests], plugins=[recorder]))
+        code = int(pytest.main([*options, *tests], plugins=[recorder]))
         esper = sys.modules.get("esper")
         if esper is not None and not str(esper.__file__).startswith(str(tree)):
             print(f"esper was imported from {esper.__file__}")
@@ -281,9 +285,26 @@ def main() -> int:
     return 0 if results and counts["killed"] == len(results) else 1
 
 
-if __name__ == "__main__":
+def preload() -> None:
+    """Import what every test needs before any process is forked: most of the time of a small test goes there."""
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")  # as tests/conftest.py, before torch starts
     import torch
 
     torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)  # imports torch's compiler
+    for name in (
+        "beartype",
+        "hypothesis",
+        "jaxtyping",
+        "numpy",
+        "rich.table",
+        "safetensors.torch",
+        "tyro",
+        "typeguard",
+    ):
+        importlib.import_module(name)
+
+
+if __name__ == "__main__":
+    preload()
     sys.exit(main())
