@@ -60,7 +60,7 @@ def lived(sights: list[Observation], actions: list[Tensor], rewards: list[Tensor
     )
 
 
-def doors(controller: Controller, lucky: float, rng_seed: int, wasteful: bool = False, hosts: int = 256) -> Rollout:
+def doors(controller: Controller, lucky: float, rng_seed: int, wasteful: bool = False, hosts: int = 128) -> Rollout:
     """Two decisions. Germinating costs 0.5, and in slot 1 opens the door; pruning pays 2 where it is open, else 0.1.
 
     The door of the lucky is open from the start. The wasteful, once they have paid for an open door, always wait.
@@ -92,7 +92,7 @@ def returns(controller: Controller) -> Tensor:
 
 BEST, SHORT_SIGHTED = 1.5, 0.2
 """What the unlucky can earn: by paying for the door, and by always doing what pays at once."""
-DOORS = OfflineConfig(lr=5e-3, epochs=100, expectile=0.9, beta=10.0, polyak=0.05)
+DOORS = OfflineConfig(lr=1e-2, epochs=40, expectile=0.9, beta=10.0, polyak=0.05)
 
 
 def small(recurrent: bool = True) -> Controller:
