@@ -281,6 +281,7 @@ def test_a_greedy_policy_takes_the_likeliest_choices(rng):
 def test_side_by_side_gives_every_policy_its_hosts():
     """In turns; and a plan that is there twice is followed twice."""
     plan = FixedPlan([Planned(0, {"op": "GERMINATE", "slot": "s1"})])
-    found = decide(SideBySide([Never(), plan, plan]), make_view([[D, D, D]] * 6))
-    planted = written("GERMINATE", slot="s1")
+    policy, planted = SideBySide([Never(), plan, plan]), written("GERMINATE", slot="s1")
+    policy.begin(SETTING, 6, CPU)
+    found = decide(policy, make_view([[D, D, D]] * 6), fresh=torch.zeros(6, dtype=torch.bool))
     assert found.tolist() == [written(), planted, planted] * 2
