@@ -8,13 +8,14 @@ import torch
 
 from esper.leyline.errors import FileError
 from esper.leyline.files import read, write
-from esper.simic.play import play
 from esper.tamiyo import Controller, ControllerConfig
 from esper.tamiyo.files import CONTROLLER_FORMAT, READS, load_controller, save_controller
-from esper.tamiyo.policies import Learned
-from small_fleets import make_env
+from small_views import act, seen
 
-CONFIGS = (ControllerConfig(hidden=16, slot_hidden=8), ControllerConfig(recurrent=False, hidden=24, layer_norm=False))
+CONFIGS = (
+    ControllerConfig(hidden=16, slot_hidden=8),
+    ControllerConfig(recurrent=False, hidden=24, layer_norm=False, telemetry=False, size=False),
+)
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -26,8 +27,7 @@ def test_it_decides_as_before(config, tmp_path):
     for (name, a), (other, b) in zip(controller.state_dict().items(), loaded.state_dict().items(), strict=True):
         assert name == other
         assert torch.equal(a, b)
-    outcomes = [play(make_env("mlp", 4, episode=5), Learned(c), rent=0.02) for c in (controller, loaded)]
-    for a, b in zip(*outcomes, strict=True):
+    for a, b in zip(act(controller, seen()), act(loaded, seen()), strict=True):
         assert torch.equal(a, b)
 
 

@@ -1,6 +1,8 @@
 """The policy transfers: slots and blueprints are what they are, not where they stand in a list."""
 
+import math
 from dataclasses import replace
+from math import log
 
 import pytest
 import torch
@@ -9,43 +11,42 @@ from hypothesis import strategies as st
 
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
+from esper.leyline.lifecycle import Stage
 from esper.tamiyo import Controller, ControllerConfig, Features
-from esper.tamiyo.features import HIDEABLE, HOST_FEATURES, SLOT_FEATURES, hidden, width
+from esper.tamiyo.features import HIDEABLE, HOST_FEATURES, SLOT_FEATURES, features, hidden
 from esper.tamiyo.heads import check, entropy, masked, sample
 from esper.tamiyo.masks import affordable, relevant, within_budget
-from esper.tamiyo.network import DESCRIPTORS, Observation, describe, num_draws
-
-CONTROLLER = Controller(ControllerConfig(hidden=16, slot_hidden=8), rng_seed=2)
-
-
-def seen(hosts=3, slots=4, blueprints=5, rng_seed=0) -> Observation:
-    generator = torch.Generator().manual_seed(rng_seed)
-    legal = torch.rand(hosts, len(Op), slots, generator=generator) < 0.5
-    legal[:, Op.WAIT] = True
-    return Observation(
-        Features(
-            torch.randn(hosts, width(HOST_FEATURES), generator=generator),
-            torch.randn(hosts, slots, width(SLOT_FEATURES), generator=generator),
-        ),
-        legal,
-        torch.ones(hosts, slots, blueprints, dtype=torch.bool),
-        torch.randn(hosts, slots, blueprints, DESCRIPTORS, generator=generator),
-    )
+from esper.tamiyo.network import (
+    DESCRIPTORS,
+    TAIL,
+    TAIL_SIZES,
+    Memory,
+    Observation,
+    at_slot,
+    describe,
+    look,
+    num_draws,
+)
+from small_views import CPU, act, make_view, seen
 
 
-def act(observation, uniform=None, controller=CONTROLLER):
-    hosts, _, slots = observation.legal.shape
-    draws = num_draws(slots, observation.affordable.shape[2])
-    uniform = torch.full((hosts, draws), 0.5) if uniform is None else uniform
-    with torch.no_grad():
-        return controller.act(observation, controller.blank(hosts, torch.device("cpu")), uniform)[0]
+def controller_of(rng_seed=2, **options) -> Controller:
+    return Controller(ControllerConfig(hidden=16, slot_hidden=8, **options), rng_seed)
 
 
-def judge(observation, choice, controller=CONTROLLER):
+CONTROLLER = controller_of()
+
+
+def in_sequence(*observations: Observation) -> Observation:
+    """Decisions one after the other."""
+    parts = [torch.stack(xs) for xs in zip(*(o.features for o in observations), strict=True)]
+    return Observation(Features(*parts), *(torch.stack(xs) for xs in zip(*(o[1:] for o in observations), strict=True)))
+
+
+def judge(observation, action, controller=CONTROLLER):
     """The same decisions, as sequences of one."""
-    one = Observation(Features(*(x[None] for x in observation.features)), *(x[None] for x in observation[1:]))
     with torch.no_grad():
-        return controller.judge(one, controller.blank(len(choice.value), torch.device("cpu")), choice.action[None])
+        return controller.judge(in_sequence(observation), controller.blank(len(action), CPU), action[None])
 
 
 def permuted(observation: Observation, slots=None, blueprints=None) -> Observation:
@@ -64,11 +65,11 @@ def permuted(observation: Observation, slots=None, blueprints=None) -> Observati
 
 def log_probs(observation: Observation, op: Op, slot: int):
     """Of every slot given the op, and of every blueprint given that slot."""
-    one = Observation(Features(*(x[None] for x in observation.features)), *(x[None] for x in observation[1:]))
+    one = in_sequence(observation)
     hosts = len(observation.legal)
     with torch.no_grad():
         x, slots = CONTROLLER.read(one.features, one.exists)
-        x = CONTROLLER.remember(x, CONTROLLER.blank(hosts, torch.device("cpu")))
+        x = CONTROLLER.remember(x, CONTROLLER.blank(hosts, CPU))
         ops = torch.full((1, hosts), int(op))
         where, _ = CONTROLLER.slot_log_probs(x, slots, one.legal, ops)
         (what, _), _ = CONTROLLER.rest_log_probs(x, slots, one, ops, torch.full((1, hosts), slot))
@@ -101,9 +102,10 @@ def test_who_is_blind_to_a_group_decides_the_same_whatever_it_says(group):
         for x, table in zip(observation.features, (HOST_FEATURES, SLOT_FEATURES), strict=True)
     ]
     otherwise = observation._replace(features=Features(*told))
-    for decided in (lambda o: act(o, controller=blind).value, lambda o: judge(o, act(o), blind).value):
+    action = act(blind, observation).action
+    for decided in (lambda o: act(blind, o).value, lambda o: judge(o, action, blind).value):
         assert torch.equal(decided(observation), decided(otherwise))
-    assert not torch.equal(act(observation).value, act(otherwise).value)
+    assert not torch.equal(act(CONTROLLER, observation).value, act(CONTROLLER, otherwise).value)
 
 
 @pytest.mark.parametrize("group", HIDEABLE)
@@ -112,7 +114,7 @@ def test_who_is_told_more_than_the_one_before_decides_as_it_did(group):
     now = Controller(CONTROLLER.config, rng_seed=3)
     now.adopt(before)
     observation = seen()
-    here, there = (act(observation, controller=controller) for controller in (now, before))
+    here, there = (act(controller, observation) for controller in (now, before))
     assert torch.equal(here.action, there.action)
     torch.testing.assert_close(here.value, there.value)
     torch.testing.assert_close(here.log_probs, there.log_probs)
@@ -123,7 +125,7 @@ def test_who_is_told_more_than_the_one_before_decides_as_it_did(group):
 
 @pytest.mark.parametrize("slots", range(1, 9))
 def test_any_number_of_slots_and_blueprints(slots):
-    choice = act(seen(slots=slots, blueprints=slots + 1))
+    choice = act(CONTROLLER, seen(slots=slots, blueprints=slots + 1))
     assert (choice.action[:, Head.SLOT] < slots).all()
     assert choice.log_probs.isfinite().all()
 
@@ -138,33 +140,76 @@ def test_padding_changes_nothing():
         torch.nn.functional.pad(paid, (0, 3, 0, 2)),
         torch.nn.functional.pad(described, (0, 0, 0, 3, 0, 2), value=7.0),
     )
-    narrow = act(observation)
-    padded = act(wide)
+    narrow, padded = act(CONTROLLER, observation), act(CONTROLLER, wide)
     torch.testing.assert_close(padded.value, narrow.value)
     assert torch.equal(padded.action, narrow.action)
     torch.testing.assert_close(padded.log_probs, narrow.log_probs)
-    torch.testing.assert_close(judge(wide, padded).entropy, judge(observation, narrow).entropy)
+    torch.testing.assert_close(judge(wide, padded.action).entropy, judge(observation, narrow.action).entropy)
+
+
+def test_descriptors_by_hand():
+    """A family, or none that is known, and the size in a slot."""
+    table = describe(("conv", "my own", "norm"), torch.tensor([[0.5, 2.0, 0.0], [1.0, 3.0, 4.0]]))
+    conv, other, norm = [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 1], [1, 0, 0, 0, 0, 0]
+    expected = [
+        [[*conv, log(1.5)], [*other, log(3)], [*norm, 0]],
+        [[*conv, log(2)], [*other, log(4)], [*norm, log(5)]],
+    ]
+    torch.testing.assert_close(table, torch.tensor(expected))
 
 
 def test_a_blueprint_registered_after_training_can_be_chosen():
     """It is known by what it is: a family and a size."""
-    parameters = torch.tensor([[0.5, 2.0], [0.5, 2.0]])
-    table = describe(("conv", "my own"), parameters)
-    assert table.shape == (2, 2, DESCRIPTORS)
-    assert not torch.equal(table[0, 0], table[0, 1])
+    table = describe(("conv", "my own"), torch.tensor([[0.5, 2.0], [0.5, 2.0]]))
     observation = seen(hosts=200, slots=2, blueprints=2)._replace(blueprints=table.expand(200, 2, 2, DESCRIPTORS))
     uniform = torch.rand(200, num_draws(2, 2), generator=torch.Generator().manual_seed(0)).clamp(1e-6, 1 - 1e-6)
-    assert set(act(observation, uniform).action[:, Head.BLUEPRINT].tolist()) == {0, 1}
+    assert set(act(CONTROLLER, observation, uniform).action[:, Head.BLUEPRINT].tolist()) == {0, 1}
 
 
 @given(st.integers(0, 100_000))
 def test_no_illegal_choice_is_ever_sampled(rng_seed):
-    observation = seen(hosts=8, rng_seed=rng_seed)
+    """Nor a blueprint that is not affordable, where any is."""
     generator = torch.Generator().manual_seed(rng_seed)
+    paid = torch.rand(8, 4, 5, generator=generator) < 0.4
+    observation = seen(hosts=8, rng_seed=rng_seed)._replace(affordable=paid)
     uniform = torch.rand(8, num_draws(4, 5), generator=generator).clamp(1e-7, 1 - 1e-7)
-    action = act(observation, uniform).action
+    op, slot, blueprint, *_ = act(CONTROLLER, observation, uniform).action.unbind(1)
     hosts = torch.arange(8)
-    assert observation.legal[hosts, action[:, Head.OP], action[:, Head.SLOT]].all()
+    assert observation.legal[hosts, op, slot].all()
+    assert (paid[hosts, slot, blueprint] | ~paid[hosts, slot].any(1)).all()
+
+
+def test_every_choice_has_a_uniform_number_of_its_own():
+    """One after the other, heads in order: the one that is almost 1 decides its head."""
+    sizes = (len(Op), 3, 4, *TAIL_SIZES)
+    draws = num_draws(3, 4)
+    assert draws == sum(sizes)
+    one = seen(hosts=1, slots=3, blueprints=4)._replace(legal=torch.ones(1, len(Op), 3, dtype=torch.bool))
+    same = Observation(
+        Features(*(x.expand(draws, *x.shape[1:]) for x in one.features)),
+        *(x.expand(draws, *x.shape[1:]) for x in one[1:]),
+    )
+    action = act(CONTROLLER, same, 0.5 + (0.5 - 1e-6) * torch.eye(draws))
+    places = [(head, choice) for head, size in zip(Head, sizes, strict=True) for choice in range(size)]
+    assert [action.action[n, head].item() for n, (head, _) in enumerate(places)] == [choice for _, choice in places]
+
+
+def test_samples_follow_their_probabilities(rng):
+    probabilities = torch.tensor([0.5, 0.0, 0.3, 0.2])
+    log_probs = masked(probabilities.log().nan_to_num(neginf=9.0), probabilities > 0)
+    taken = sample(log_probs.expand(20_000, 4), torch.rand(20_000, 4, generator=rng))
+    torch.testing.assert_close(taken.bincount(minlength=4) / 20_000, probabilities, rtol=0, atol=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_illegal_choices_are_impossible_in_every_precision(dtype):
+    """However low the legal ones are; and a finite number tells it, which no ratio turns into NaN."""
+    logits = torch.tensor([[-60_000.0, -60_000.0, 0.0], [1.0, 2.0, 3.0]]).to(dtype)
+    found = masked(logits, torch.tensor([True, True, False]).expand(2, 3))
+    expected = torch.tensor([[log(1 / 2), log(1 / 2)], [-log(1 + math.e), -log(1 + 1 / math.e)]])
+    torch.testing.assert_close(found[:, :2], expected, rtol=0, atol=1e-6)
+    assert not found[:, 2].exp().any()
+    assert found.isfinite().all()
 
 
 @given(st.integers(1, 6), st.integers(0, 100_000))
@@ -185,11 +230,13 @@ def test_probabilities_of_legal_choices_sum_to_one(choices, rng_seed):
     )
 
 
-def test_uniform_choices_have_entropy_one_and_gradients_are_finite():
-    logits = torch.zeros(2, 5, requires_grad=True)
-    mask = torch.tensor([[True] * 5, [True, False, False, False, False]])
+def test_entropy_by_hand():
+    """Over that of a uniform choice among the legal; 0 where there is only one. Gradients are finite."""
+    probabilities = torch.tensor([[0.2] * 5, [0.5, 0.25, 0.25, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0, 0.0], [1.0, 0, 0, 0, 0]])
+    logits = probabilities.log().nan_to_num(neginf=0.0).requires_grad_()
+    mask = probabilities > 0
     spread = entropy(masked(logits, mask), mask)
-    torch.testing.assert_close(spread, torch.tensor([1.0, 0.0]))
+    torch.testing.assert_close(spread, torch.tensor([1.0, 1.5 * log(2) / log(3), 1.0, 0.0]))
     spread.sum().backward()
     assert logits.grad.isfinite().all()
 
@@ -200,13 +247,41 @@ def test_an_empty_mask_is_an_error():
 
 
 def test_the_budget_limits_what_may_be_planted():
+    """To what it holds, and not less."""
     sizes = torch.tensor([[0.5, 2.0], [1.0, 4.0]])
-    paid = affordable(torch.tensor([0.0, 3.0]), torch.tensor([1.5, 3.2]), sizes)
-    assert paid.tolist() == [[[True, False], [True, False]], [[False, False], [False, False]]]
-    legal = within_budget(torch.ones(2, len(Op), 2, dtype=torch.bool), paid)
-    assert legal[0, Op.GERMINATE].all()
-    assert not legal[1, Op.GERMINATE].any()
-    assert legal[1, Op.PRUNE].all()
+    paid = affordable(torch.tensor([0.0, 3.0, 3.0]), torch.tensor([1.0, 3.5, 3.2]), sizes)
+    first, none = [True, False], [False, False]
+    assert paid.tolist() == [[first, first], [first, none], [none, none]]
+    everything = torch.ones(3, len(Op), 2, dtype=torch.bool)
+    legal = within_budget(everything, paid)
+    assert legal[:, Op.GERMINATE].tolist() == [[True, True], [True, False], [False, False]]
+    assert legal[:, [op for op in Op if op != Op.GERMINATE]].all()
+    assert everything.all(), "what the fleet says is left as it is"
+
+
+def test_looking_keeps_to_the_budget():
+    """With what slots cost: 0.1 to 0.4, 0.5 to 1.8, 0.9 to 2."""
+    view = make_view([[Stage.DORMANT, Stage.DORMANT, Stage.HOLDING]] * 2, growth=[0.0, 1.0], budget=[0.45, 1.55])
+    found, legal, paid = look(view)
+    assert all(torch.equal(a, b) for a, b in zip(found, features(view), strict=True))
+    assert legal[:, Op.GERMINATE].tolist() == [[True, False, False], [True, True, False]]
+    assert torch.equal(legal[:, Op.PRUNE], view.signals.legal[:, Op.PRUNE])
+    assert paid.sum(2).tolist() == [[4, 0, 0], [4, 1, 0]]
+
+
+def test_judged_shares_of_legal_choices_by_hand():
+    """The second host plants nothing, and may name any blueprint."""
+    legal = torch.zeros(2, len(Op), 4, dtype=torch.bool)
+    legal[:, Op.WAIT] = legal[0, Op.GERMINATE, 1] = legal[0, Op.PRUNE, 2:] = True
+    paid = torch.zeros(2, 4, 5, dtype=torch.bool)
+    paid[0, 1, :2] = True
+    action = torch.zeros(2, len(Head), dtype=torch.long)
+    action[0, : Head.STYLE] = torch.tensor([Op.GERMINATE, 1, 0])
+    judged = judge(seen(hosts=2)._replace(legal=legal, affordable=paid), action)
+    rest = [1.0] * len(TAIL)
+    torch.testing.assert_close(judged.legal[0], torch.tensor([[3 / 6, 1 / 4, 2 / 5, *rest], [1 / 6, 1, 1, *rest]]))
+    choice = torch.tensor([[1.0, 0.0, 1.0, *rest], [0.0, 1.0, 1.0, *rest]])
+    torch.testing.assert_close(judged.entropy[0], choice, rtol=0, atol=1e-3)  # new policies are almost uniform
 
 
 def test_relevance_is_leylines_table():
@@ -214,36 +289,103 @@ def test_relevance_is_leylines_table():
         assert relevant(torch.tensor([int(op)]))[0].tolist() == [head in op.heads for head in Head]
 
 
-def test_initial_weights_are_what_the_reviews_ask_for():
-    assert CONTROLLER.memory.bias_ih_l0[16:32].tolist() == [1.0] * 16
-    last = CONTROLLER.op[-1].weight
-    torch.testing.assert_close(last @ last.T, 1e-4 * torch.eye(len(Op)), atol=1e-6, rtol=0)
-    assert isinstance(CONTROLLER.norm, torch.nn.LayerNorm)
-    again = Controller(ControllerConfig(hidden=16, slot_hidden=8), rng_seed=2)
-    assert all(torch.equal(a, b) for a, b in zip(CONTROLLER.parameters(), again.parameters(), strict=True))
+def assert_orthogonal(weight, gain):
+    small = weight if len(weight) <= weight.shape[1] else weight.T
+    torch.testing.assert_close(small @ small.T, gain**2 * torch.eye(len(small)), rtol=0, atol=1e-5 * gain**2)
+
+
+POLICY_OUTPUTS = ("op.2", "slot_score.out", "blueprint_score.out", "tail.2")
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_initial_weights_are_what_the_reviews_ask_for(recurrent):
+    before = torch.get_rng_state()
+    controller, again = (controller_of(recurrent=recurrent) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before), "no one else's numbers are used up"
+    assert all(torch.equal(a, b) for a, b in zip(controller.parameters(), again.parameters(), strict=True))
+    gains = dict.fromkeys(POLICY_OUTPUTS, 0.01) | {"value.2": 1.0}
+    layers = {name: layer for name, layer in controller.named_modules() if isinstance(layer, torch.nn.Linear)}
+    assert gains.keys() < layers.keys()
+    for name, layer in layers.items():
+        assert_orthogonal(layer.weight.detach(), gains.get(name, math.sqrt(2)))
+        assert not layer.bias.any()
+    assert {layers[f"{head}.0"].out_features for head in ("op", "tail", "value")} == {8}, "half the width of the trunk"
+    if controller.memory is not None:
+        for weight in (controller.memory.weight_ih_l0, controller.memory.weight_hh_l0):
+            for gate in weight.detach().split(16):
+                assert_orthogonal(gate, 1.0)
+        bias = controller.memory.bias_ih_l0 + controller.memory.bias_hh_l0
+        assert bias.view(4, 16).unique(dim=1).tolist() == [[0.0], [1.0], [0.0], [0.0]], "to forget is the second gate"
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+@pytest.mark.parametrize("layer_norm", [True, False])
+def test_layer_norm_follows_the_memory_or_the_trunk(recurrent, layer_norm, rng):
+    controller = controller_of(recurrent=recurrent, layer_norm=layer_norm)
+    x, memory = torch.randn(1, 5, 16, generator=rng), Memory(*torch.randn(2, 5, 16, generator=rng))
+    for out in (controller.remember(x, memory)[0], controller.remember_one(x[0], memory)[0]):
+        plain = (out.mean(1).abs() < 1e-5) & ((out.var(1, correction=0) - 1).abs() < 1e-2)
+        assert plain.tolist() == [layer_norm] * 5
+
+
+def test_later_heads_know_the_earlier_choices():
+    """A slot is chosen for an op, a blueprint for a slot, and the rest for both."""
+    observation = seen()
+    observation = observation._replace(legal=torch.ones_like(observation.legal))
+    plain = torch.zeros(3, len(Head), dtype=torch.long)
+    before = judge(observation, plain).log_probs
+    knows = {Head.OP: {Head.SLOT, *TAIL}, Head.SLOT: {Head.BLUEPRINT, *TAIL}, Head.BLUEPRINT: set(), TAIL[0]: set()}
+    for head, others in knows.items():
+        action = plain.clone()
+        action[:, head] = 1
+        same = (judge(observation, action).log_probs == before).all(1)[0]
+        assert {other for other in Head if not same[other]} - {head} == others
+
+
+def test_at_slot_takes_each_hosts_own_slot():
+    x, slot = torch.arange(12).view(2, 3, 2), torch.tensor([2, 0])
+    assert at_slot(x, slot).tolist() == [[4, 5], [6, 7]]
+    assert at_slot(x.view(1, 2, 3, 2, 1), slot[None]).tolist() == [[[[4], [5]], [[6], [7]]]]
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_judging_a_life_repeats_what_was_thought_while_acting(recurrent, rng):
+    """A life that goes on, from what is remembered of its beginning."""
+    controller = controller_of(recurrent=recurrent)
+    life = [seen(rng_seed=decision) for decision in range(4)]
+    start = memory = Memory(*(torch.randn(x.shape, generator=rng) for x in controller.blank(3, CPU)))
+    choices, expected = [], []
+    with torch.no_grad():
+        for now in life:
+            expected.append(controller.expect(now, memory))
+            choice, memory = controller.act(now, memory, torch.rand(3, num_draws(4, 5), generator=rng))
+            choices.append(choice)
+        action, log_probs, value = (torch.stack(xs) for xs in zip(*choices, strict=True))
+        judged = controller.judge(in_sequence(*life), start, action)
+    torch.testing.assert_close(judged.log_probs, log_probs, rtol=0, atol=1e-6)
+    torch.testing.assert_close(judged.value, value, rtol=0, atol=1e-6)
+    torch.testing.assert_close(torch.stack(expected), value, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_a_batch_of_one_is_a_batch(recurrent):
     """E6: one API. Whoever sits beside a host changes nothing of what is decided for it."""
-    controller = Controller(ControllerConfig(recurrent=recurrent, hidden=16, slot_hidden=8), rng_seed=2)
+    controller = controller_of(recurrent=recurrent)
     observation = seen(hosts=5)
     draws = torch.rand(5, num_draws(4, 5), generator=torch.Generator().manual_seed(1))
-    together = act(observation, draws, controller)
+    together = act(controller, observation, draws)
     for n in range(5):
         f = Features(*(x[n : n + 1] for x in observation.features))
-        alone = act(Observation(f, *(x[n : n + 1] for x in observation[1:])), draws[n : n + 1], controller)
+        alone = act(controller, Observation(f, *(x[n : n + 1] for x in observation[1:])), draws[n : n + 1])
         assert torch.equal(alone.action[0], together.action[n])
         torch.testing.assert_close(alone.log_probs[0], together.log_probs[n])
 
 
 def test_acting_needs_no_gradients_and_judging_keeps_them():
-    observation = seen()
-    one = Observation(Features(*(x[None] for x in observation.features)), *(x[None] for x in observation[1:]))
-    blank = CONTROLLER.blank(3, torch.device("cpu"))
+    observation, blank = seen(), CONTROLLER.blank(3, CPU)
     with torch.inference_mode():
         choice, _ = CONTROLLER.act(observation, blank, torch.full((3, num_draws(4, 5)), 0.5))
     assert choice.log_probs.is_inference()
-    judged = CONTROLLER.judge(one, blank, choice.action[None].clone())
+    judged = CONTROLLER.judge(in_sequence(observation), blank, choice.action[None].clone())
     assert judged.log_probs.requires_grad
     assert judged.value.requires_grad
