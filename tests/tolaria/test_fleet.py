@@ -15,7 +15,7 @@ from esper.leyline.specs import HostSpec, TaskSpec
 from esper.leyline.state import Split, Task
 from esper.tolaria import Fleet, Reference, TrainConfig
 from esper.tolaria.fleet import Measured
-from esper.tolaria.plan import Kind, Roomy
+from esper.tolaria.plan import Kind, Roomy, exact
 from sown import Sown, small_fleet, sow, state_of
 from toys import SPECS, random_legal, rows_of, same_bits, toy_task, toy_trainer
 
@@ -137,6 +137,15 @@ def test_accumulators_are_allocated_once():
         kept = [fleet.losses, *(t for s in stacks for t in (s.norms, *s.tensors.values()))]
         places.append([t.data_ptr() for t in kept])
     assert places[0] == places[1] == places[2]
+
+
+def test_a_single_row_never_runs_alone():
+    """One row takes another path through bmm, with other bits."""
+    assert [exact("seeds", count, 1 / 8) for count in range(4)] == [0, 2, 2, 3]
+    fleet = sow(small_fleet(2), {(1, 0): Sown("mlp")})
+    plan = fleet.plan(fleet.known(), measuring=True)
+    assert fleet.buckets[Kind(0, "mlp")].hosts.tolist() == [1, -1]
+    assert plan.beside.real.tolist() == [True, False]
 
 
 def test_room_grows_at_once_and_shrinks_later():
