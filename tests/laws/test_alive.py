@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from toys import SEEDS, plant_in_training, toy_trainer
+from esper.kasmina.blueprints import blueprint_names
+from esper.kasmina.hosts import host_kind
+from esper.leyline.actions import Graft
+from esper.tolaria import TrainConfig
+from sown import Sown, small_fleet, sow
+from toys import SEEDS, SPECS, plant_in_training, rows_of, toy_trainer
 
 ALIVE = 1e-6
 
@@ -61,3 +66,18 @@ def test_the_hosts_own_path_stays_open(kind, blueprint, graft):
     heard = torch.autograd.grad(trainer.loss(x, y, {0: torch.tensor(1.0)}), trunk)
     for a, b in zip(alone, heard, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+@pytest.mark.parametrize("kind", SPECS)
+def test_in_a_fleet_newborns_learn_and_their_hosts_are_not_starved(kind, alpha):
+    """Silent or speaking: within an epoch every parameter of every blueprint in every slot moves, and of its host."""
+    names = blueprint_names(host_kind(kind).stream)
+    fleet = small_fleet(len(names), kind, config=TrainConfig(batch_size=16, optimizer="sgd", lr=0.1))
+    sow(fleet, {(n, s): Sown(name, alpha, graft=Graft.GATE) for n, name in enumerate(names) for s in (0, 1)})
+    before = [{name: p.clone() for name, p in rows_of(fleet, n).items()} for n in range(len(names))]
+    fleet.train_epoch()
+    still = [
+        (n, name) for n in range(len(names)) for name, p in rows_of(fleet, n).items() if torch.equal(p, before[n][name])
+    ]
+    assert not still

@@ -24,15 +24,17 @@ def pair(kind: str, config: TrainConfig, num_hosts: int = 7) -> tuple[Fleet, lis
 @pytest.mark.parametrize("optimizer", CONFIGS)
 @pytest.mark.parametrize("kind", SPECS)
 def test_the_fleet_equals_its_hosts(kind, optimizer):
-    """Every weight, loss, contribution and stage, to 1e-9, over lives of random legal actions."""
+    """Every weight, loss, contribution and stage, to 1e-9, and every FLOP, over lives of random legal actions."""
     fleet, alone = pair(kind, CONFIGS[optimizer])
     generator = torch.Generator().manual_seed(3)
     kinds, grafts, stages = set(), set(), set()
     for _ in range(12):
         actions = random_legal(fleet.legal(), fleet.space.sizes, generator)
         refused, train_loss, measured = fleet.decide(actions)
+        flops = fleet.flops().tolist()
         for n, host in enumerate(alone):
             report = host.decide(actions[n].tolist())
+            assert report.flops == flops[n]
             assert report.refused == refused[n]
             assert report.train_loss == pytest.approx(train_loss[n].item(), abs=1e-9)
             assert report.validation_loss == pytest.approx(measured.loss[n].item(), abs=1e-9)
@@ -50,6 +52,9 @@ def test_the_fleet_equals_its_hosts(kind, optimizer):
                 measured.contribution[n].double(), expected_worth, equal_nan=True, rtol=0, atol=1e-6
             )
             torch.testing.assert_close(fleet.vitals.pull[n], host.vitals.pull[0], rtol=1e-5, atol=1e-9)
+            torch.testing.assert_close(
+                fleet.vitals.share[n], host.vitals.share[0], rtol=1e-5, atol=1e-9, equal_nan=True
+            )
         kinds |= set(fleet.buckets)
         grafts |= set(fleet.state.graft[fleet.state.blueprint >= 0].tolist())
         stages |= set(fleet.state.stage.unique().tolist())

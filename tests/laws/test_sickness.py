@@ -5,131 +5,129 @@ import torch
 
 from esper.tolaria import EnvConfig, Fleet, FleetEnv, TrainConfig
 from esper.tolaria.governor import restore, snapshot
+from sown import Sown, small_fleet, sow
 from toys import SPECS, random_legal, rows_of, toy_task
 
-SICK = 2
+
+def poison_weights(fleet: Fleet, host: int) -> None:
+    fleet.trunk.flat[host] = torch.nan
 
 
-def poison_weights(fleet: Fleet) -> None:
-    fleet.trunk.flat[SICK] = torch.nan
+def poison_learning_rate(fleet: Fleet, host: int) -> None:
+    fleet.lr[host] = 1e30
 
 
-def poison_learning_rate(fleet: Fleet) -> None:
-    fleet.lr[SICK] = 1e30
+def poison_moments(fleet: Fleet, host: int) -> None:
+    fleet.trunk.tensors["first"][host] = torch.inf
 
 
-def poison_moments(fleet: Fleet) -> None:
-    fleet.trunk.tensors["first"][SICK] = torch.inf
-
-
-def poison_seeds(fleet: Fleet) -> None:
+def poison_seeds(fleet: Fleet, host: int) -> None:
     """Silent or not: huge weights in every seed of the host."""
     for bucket in fleet.buckets.values():
-        for row in (bucket.hosts == SICK).nonzero()[0]:
+        for row in (bucket.hosts == host).nonzero()[0]:
             bucket.stack.flat[row] = 1e30
 
 
-POISONS = (poison_weights, poison_learning_rate, poison_moments, poison_seeds)
+POISONS = {1: poison_weights, 2: poison_learning_rate, 4: poison_moments, 5: poison_seeds}
+"""Of eight hosts."""
+WELL = [host for host in range(8) if host not in POISONS]
 
 
 def fleet_with_seeds(kind: str) -> tuple[Fleet, torch.Generator]:
-    """Six hosts of mixed stages; the one to fall sick shares a bucket with another."""
-    fleet = Fleet(SPECS[kind], toy_task(kind, 64), range(6), TrainConfig(batch_size=32))
+    """Eight hosts of mixed stages; those to fall sick share a bucket with others."""
+    fleet = Fleet(SPECS[kind], toy_task(kind, 64), range(8), TrainConfig(batch_size=32))
     plant = fleet.space.action("GERMINATE", slot="s0", blueprint="norm")
-    fleet.decide(torch.tensor([plant, fleet.space.action(), plant, plant, fleet.space.action(), plant]))
+    fleet.decide(torch.tensor([plant if host != 7 else fleet.space.action() for host in range(8)]))
     generator = torch.Generator().manual_seed(9)
     for _ in range(4):
-        actions = random_legal(fleet.legal(), fleet.space.sizes, generator)
-        actions[SICK] = 0
-        fleet.decide(actions)
+        fleet.decide(actions_of_the_well(fleet, generator))
     return fleet, generator
 
 
-def assert_others_equal(a: Fleet, b: Fleet) -> None:
-    for n in set(range(6)) - {SICK}:
+def actions_of_the_well(fleet: Fleet, generator: torch.Generator) -> torch.Tensor:
+    actions = random_legal(fleet.legal(), fleet.space.sizes, generator)
+    actions[list(POISONS)] = 0
+    return actions
+
+
+def assert_well_equal(a: Fleet, b: Fleet) -> None:
+    for n in WELL:
         ours, theirs = rows_of(a, n), rows_of(b, n)
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-@pytest.mark.parametrize("poison", POISONS)
 @pytest.mark.parametrize("kind", SPECS)
-def test_a_sick_host_harms_no_one_and_comes_back(kind, poison):
+def test_a_sick_host_harms_no_one_and_comes_back(kind):
     well, generator = fleet_with_seeds(kind)
     ill, _ = fleet_with_seeds(kind)
     good = snapshot(ill, ill.evaluate())
-    before = {name: p.clone() for name, p in rows_of(ill, SICK).items()}
-    poison(ill)
+    before = {host: {name: p.clone() for name, p in rows_of(ill, host).items()} for host in POISONS}
+    for host, poison in POISONS.items():
+        poison(ill, host)
     for _ in range(3):
-        actions = random_legal(well.legal(), well.space.sizes, generator)
-        actions[SICK] = 0
+        actions = actions_of_the_well(well, generator)
         well.decide(actions)
         ill.decide(actions)
-        assert_others_equal(well, ill)
-    if poison is not poison_seeds:
-        assert ill.vitals.sane.tolist() == [n != SICK for n in range(6)]
-    sick = torch.arange(6) == SICK
+        assert_well_equal(well, ill)
+    insane = [host for host, poison in POISONS.items() if poison is not poison_seeds]
+    assert not ill.vitals.sane[insane].any()
+    assert ill.vitals.sane[WELL].all()
+    sick = torch.tensor([host in POISONS for host in range(8)])
     restore(ill, sick, good)
     ill.lr.fill_(ill.config.lr)
-    assert_others_equal(well, ill)
-    restored = rows_of(ill, SICK)
-    assert restored.keys() == before.keys()
-    assert all(torch.equal(restored[name], before[name]) for name in before)
-    for now, then in zip(ill.state, good.state, strict=True):
-        assert torch.equal(now[SICK], then[SICK])
+    assert_well_equal(well, ill)
+    for now, then in zip((*ill.state, *ill.vitals), (*good.state, *good.vitals), strict=True):
+        torch.testing.assert_close(now[sick], then[sick], rtol=0, atol=0, equal_nan=True)
     for name, tensor in ill.trunk.tensors.items():
-        assert torch.equal(tensor[SICK], good.trunk[name][SICK])
-    for kind_of_seed, (hosts, rows) in good.buckets.items():
-        for old in (hosts == SICK).nonzero()[0]:
-            (now,) = (ill.buckets[kind_of_seed].hosts == SICK).nonzero()[0]
-            for name, tensor in ill.buckets[kind_of_seed].stack.tensors.items():
-                assert torch.equal(tensor[now], rows[name][old])
-    actions = random_legal(well.legal(), well.space.sizes, generator)
-    actions[SICK] = 0
+        assert torch.equal(tensor[sick], good.trunk[name][sick])
+    for host in POISONS:
+        restored = rows_of(ill, host)
+        assert restored.keys() == before[host].keys()
+        assert all(torch.equal(restored[name], before[host][name]) for name in restored)
+        for kind_of_seed, (hosts, rows) in good.buckets.items():
+            for old in (hosts == host).nonzero()[0]:
+                (now,) = (ill.buckets[kind_of_seed].hosts == host).nonzero()[0]
+                for name, tensor in ill.buckets[kind_of_seed].stack.tensors.items():
+                    assert torch.equal(tensor[now], rows[name][old])
+    actions = actions_of_the_well(well, generator)
     well.decide(actions)
     ill.decide(actions)
-    assert_others_equal(well, ill)
+    assert_well_equal(well, ill)
     assert ill.vitals.sane.all()
 
 
-def env(kind: str = "mlp", **options) -> FleetEnv:
-    fleet = Fleet(SPECS[kind], toy_task(kind, 64), range(6), TrainConfig(batch_size=32))
-    return FleetEnv(fleet, EnvConfig(**options))
-
-
-def test_sickness_ends_a_life_and_is_paid_for_once():
-    world = env(episode=8, penalty=0.25)
-    wait = torch.zeros(6, 8, dtype=torch.long)
-    world.reset()
-    before = world.step(wait)
-    world.fleet.trunk.flat[SICK] = torch.nan
-    step = world.step(wait)
-    assert step.terminated.tolist() == [n == SICK for n in range(6)]
-    assert not step.truncated.any()
-    assert step.penalty.tolist() == [0.25 * (n == SICK) for n in range(6)]
-    assert step.final.score[SICK] == before.signals.score[SICK]
-    assert torch.equal(step.final.score[0], step.signals.score[0])
-    assert not step.signals.sibling[SICK]
-    assert world.fleet.vitals.sane.all()
-    after = world.step(wait)
-    assert not after.terminated.any()
-    assert not after.penalty.any()
-    assert world.fleet.epoch.tolist() == [1 if n == SICK else 3 for n in range(6)]
+def test_a_restored_seed_finds_its_own_row():
+    """Also where the seeds of its bucket have changed places since the snapshot."""
+    fleet = sow(small_fleet(3), {(n, 0): Sown("mlp") for n in range(3)})
+    good = snapshot(fleet, fleet.evaluate())
+    before = {name: p.clone() for name, p in rows_of(fleet, 1).items()}
+    fleet.reset(torch.tensor([True, True, False]), torch.tensor([7, 8, 9]))
+    sow(fleet, {(n, 0): Sown("mlp") for n in (1, 2)})
+    sow(fleet, {(n, 0): Sown("mlp") for n in range(3)})
+    (bucket,) = fleet.buckets.values()
+    assert bucket.hosts.tolist() == [1, 0, 2]
+    others = {n: {name: p.clone() for name, p in rows_of(fleet, n).items()} for n in (0, 2)}
+    restore(fleet, torch.tensor([False, True, False]), good)
+    for n, expected in {**others, 1: before}.items():
+        found = rows_of(fleet, n)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 DAMAGE = {
-    "divergence": lambda flat: flat.mul_(60),
-    "collapse": lambda flat: flat.zero_(),
-    "not finite": lambda flat: flat.fill_(torch.inf),
+    1: lambda flat: flat.mul_(60),  # diverges
+    0: lambda flat: flat.zero_(),  # collapses to chance
+    4: lambda flat: flat.fill_(torch.inf),  # is not finite
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_the_governor_sees(damage):
-    world = env(episode=99)
+def test_the_governor_sees_divergence_collapse_and_what_is_not_finite():
+    world = FleetEnv(small_fleet(6, config=TrainConfig(batch_size=32, lr=0.01)), EnvConfig(episode=99))
     wait = torch.zeros(6, 8, dtype=torch.long)
     world.reset()
-    for _ in range(12):
+    for _ in range(6):
         assert not world.step(wait).terminated.any()
-    DAMAGE[damage](world.fleet.trunk.flat[SICK])
-    assert world.step(wait).terminated.tolist() == [n == SICK for n in range(6)]
+    for host, damage in DAMAGE.items():
+        damage(world.fleet.trunk.flat[host])
+    assert world.step(wait).terminated.tolist() == [n in DAMAGE for n in range(6)]

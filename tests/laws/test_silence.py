@@ -1,10 +1,16 @@
 """Law 4: incubation is silent and harmless."""
 
+from itertools import product
+
 import pytest
 import torch
 
 from esper.kasmina import LifecycleConfig
-from toys import SEEDS, germinate, plant_in_training, same_bits, toy_trainer
+from esper.kasmina.blueprints import blueprint_names
+from esper.kasmina.hosts import host_kind
+from esper.leyline.actions import Graft
+from sown import Sown, small_fleet, sow
+from toys import SEEDS, SPECS, germinate, plant_in_training, same_bits, toy_trainer
 
 PATIENT = LifecycleConfig(min_training=8, training=8)
 
@@ -28,6 +34,26 @@ def test_a_host_learns_as_if_its_silent_seed_were_not_there(kind, blueprint, gra
     assert alone.evaluate() == holder.evaluate()
     after = list(holder.host.slot(0).parameters())
     assert poison is not None or not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+POISONS = (None, 1e30, torch.nan)
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_in_a_fleet_a_host_learns_as_if_its_silent_seed_were_not_there(kind):
+    """Hosts with every blueprint in either slot, well and poisoned, against the same hosts without seeds."""
+    names = blueprint_names(host_kind(kind).stream)
+    seeds = list(product(names, (0, 1), POISONS))
+    alone, holder = (small_fleet(len(seeds), kind) for _ in range(2))
+    sow(holder, {(n, slot): Sown(name, graft=Graft(n % 3)) for n, (name, slot, _) in enumerate(seeds)})
+    for bucket in holder.buckets.values():
+        for row, host in enumerate(bucket.hosts.tolist()):
+            if host >= 0 and (poison := seeds[host][2]) is not None:
+                bucket.stack.flat[row] = poison
+    losses = [fleet.train_epoch()[0] for fleet in (alone, holder)]
+    assert torch.equal(*losses)
+    assert same_bits(alone.trunk.tensors, holder.trunk.tensors)
+    assert torch.equal(alone.evaluate().loss, holder.evaluate().loss)
 
 
 @pytest.mark.slow

@@ -1,19 +1,23 @@
 """Lives in a fleet: they end on time, begin afresh, and siblings differ only by what is done to them."""
 
+from itertools import combinations
+
 import pytest
 import torch
 
+from esper.kasmina import LifecycleConfig
 from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage
-from esper.tolaria import EnvConfig, Fleet, FleetEnv, GovernorConfig, TrainConfig
-from toys import SPECS, random_legal, toy_task
+from esper.leyline.state import Split
+from esper.tolaria import EnvConfig, FleetEnv, GovernorConfig
+from sown import small_fleet
+from toys import random_legal, toy_task
 
 WAIT = torch.zeros(6, 8, dtype=torch.long)
 
 
 def env(**options) -> FleetEnv:
-    fleet = Fleet(SPECS["mlp"], toy_task("mlp", 64), range(6), TrainConfig(batch_size=32))
-    return FleetEnv(fleet, EnvConfig(**options))
+    return FleetEnv(small_fleet(6), EnvConfig(**options))
 
 
 def test_a_life_lasts_an_episode():
@@ -75,32 +79,123 @@ def test_siblings_differ_only_by_what_is_done_to_them():
     assert torch.equal(flat[0], flat[1])
 
 
+def test_siblings_are_of_one_age():
+    assert env(episode=2, group=2, staggered=True).reset().age.tolist() == [0, 0, 1, 1, 0, 0]
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a, b)
+
+
+def test_lives_that_end_by_sickness_and_by_time():
+    """Two groups of two, lives of four decisions.
+
+    Host 1 falls sick after its second, its successor after the third, host 2 after the last. All others end in time.
+    """
+    world = FleetEnv(small_fleet(4), EnvConfig(episode=4, group=2, penalty=0.25))
+    fleet, wait = world.fleet, WAIT[:4]
+    flat = fleet.trunk.flat
+    world.reset()
+    born = flat.clone()
+    assert same(born[0], born[1])
+    assert same(born[2], born[3])
+    assert not same(born[0], born[2])
+
+    actions = wait.clone()
+    actions[1] = torch.tensor(fleet.space.action("GERMINATE", slot="s0", blueprint="mlp"))
+    before = world.step(actions)
+    flat[1] = torch.nan
+    step = world.step(wait)
+    assert step.terminated.tolist() == [False, True, False, False]
+    assert not step.truncated.any()
+    assert step.penalty.tolist() == [0.0, 0.25, 0.0, 0.0]
+    final, good = step.final, before.signals
+    assert final.growth[1] > 0
+    assert final.age.tolist() == [2, 2, 2, 2]
+    assert final.sibling.all()
+    measured = [(final.score, good.score), (final.metric, good.metric), (final.loss, good.loss)]
+    for ours, theirs in (*measured, *zip((*final.slots, *final.vitals), (*good.slots, *good.vitals), strict=True)):
+        torch.testing.assert_close(ours[1], theirs[1], rtol=0, atol=0, equal_nan=True)
+    assert same(final.score[[0, 2, 3]], step.signals.score[[0, 2, 3]])
+    assert not same(final.loss[[0, 2, 3]], good.loss[[0, 2, 3]])
+
+    assert step.signals.age.tolist() == [2, 2, 2, 2]
+    assert step.signals.sibling.tolist() == [True, False, True, True]
+    assert step.signals.growth[1] == 0
+    assert step.signals.flops.bool().tolist() == [True, False, True, True]
+    assert step.signals.train_loss.isnan().tolist() == [False, True, False, False]
+    assert world.history.first_loss.isinf().tolist() == [False, True, False, False]
+    assert fleet.vitals.sane.all()
+    first = flat[1].clone()
+    assert not any(same(first, other) for other in (*born, *flat[[0, 2, 3]]))
+
+    flat[1] = torch.nan
+    again = world.step(wait)
+    assert again.terminated.tolist() == [False, True, False, False]
+    assert again.final.loss[1] == step.signals.loss[1]
+    assert not same(flat[1], first)
+
+    flat[2] = torch.nan
+    end = world.step(wait)
+    assert end.terminated.tolist() == [False, False, True, False]
+    assert end.truncated.tolist() == [True, True, False, True]
+    assert end.penalty.tolist() == [0.0, 0.0, 0.25, 0.0]
+    assert end.final.age.tolist() == [4, 4, 4, 4]
+    assert end.final.sibling.tolist() == [True, False, True, True]
+    assert end.signals.age.tolist() == [0, 0, 0, 0]
+    assert end.signals.sibling.all()
+    assert world.history.first_loss.isinf().all()
+    assert same(flat[0], flat[1])
+    assert same(flat[2], flat[3])
+    assert not any(same(a, b) for a, b in combinations([flat[0], flat[2], born[0], born[2]], 2))
+    assert not world.step(wait).penalty.any()
+
+
+def test_a_death_leaves_what_is_known_of_the_others_alone():
+    """The last good epoch of a host with a speaking seed, which another's end came between."""
+    world = FleetEnv(small_fleet(2, lifecycle=LifecycleConfig(training=1)), EnvConfig(episode=9))
+    wait, flat = WAIT[:2], world.fleet.trunk.flat
+    world.reset()
+    world.step(torch.tensor([world.fleet.space.action("GERMINATE", slot="s1", blueprint="mlp", tempo="3"), [0] * 8]))
+    world.step(wait)
+    flat[1] = torch.nan
+    before = world.step(wait)
+    assert before.terminated.tolist() == [False, True]
+    assert before.signals.slots.alpha[0, 1] > 0.5
+    flat[0] = torch.nan
+    final = world.step(wait).final
+    assert final.loss[0] == before.signals.loss[0]
+    assert same(final.vitals.contribution[0, 1], before.signals.vitals.contribution[0, 1])
+
+
+def test_the_test_score_is_that_of_the_life_that_ends():
+    """As the same host says that lives on."""
+    task = toy_task("mlp", 20)
+    test = Split(task.train.x + 1, task.train.y)
+    ends, lives = (FleetEnv(small_fleet(2), EnvConfig(episode=episode), test) for episode in (2, 9))
+    for world in (ends, lives):
+        world.reset()
+        assert world.step(WAIT[:2]).test is None
+    found = ends.step(WAIT[:2]).test
+    lives.step(WAIT[:2])
+    assert found is not None
+    assert same(found.loss, lives.fleet.evaluate_on(test).loss)
+
+
 def test_the_same_number_gives_the_same_lives():
-    def lives(rng_seed: int) -> list[torch.Tensor]:
+    def lives(rng_seed: int) -> torch.Tensor:
         world = env(episode=3, rng_seed=rng_seed, staggered=True)
         world.reset()
         generator = torch.Generator().manual_seed(1)
-        scores = []
-        for _ in range(7):
-            allowed = world.fleet.legal()
-            step = world.step(random_legal(allowed, world.fleet.space.sizes, generator))
-            scores.append(step.final.loss)
-        return scores
+        losses = []
+        for _ in range(4):
+            step = world.step(random_legal(world.fleet.legal(), world.fleet.space.sizes, generator))
+            losses.append(step.final.loss)
+        return torch.stack(losses)
 
-    assert all(torch.equal(a, b) for a, b in zip(lives(1), lives(1), strict=True))
-    assert not torch.equal(lives(1)[0], lives(2)[0])
-
-
-def test_growth_is_the_references():
-    from toys import germinate, toy_trainer
-
-    world = env(episode=9)
-    world.reset()
-    alone = toy_trainer("mlp", examples=64)
-    action = germinate(alone, "gated_mlp")
-    expected = alone.decide(action).growth
-    step = world.step(torch.tensor([action] * 6))
-    assert step.signals.growth.tolist() == pytest.approx([expected] * 6)
+    once, again, other = lives(1), lives(1), lives(2)
+    assert torch.equal(once, again)
+    assert (once != other).all()
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.kasmina import register_blueprint, unregister_blueprint
 from esper.kasmina.lifecycle import speaking
-from esper.tolaria import Fleet, TrainConfig
-from esper.tolaria.capture import Programs
-from esper.tolaria.plan import Roomy
-from toys import SPECS, random_legal, rows_of, toy_task, toy_trainer
+from esper.leyline.objectives import CLASSIFICATION
+from esper.leyline.rng import Purpose, key, permutation
+from esper.leyline.specs import HostSpec, TaskSpec
+from esper.leyline.state import Split, Task
+from esper.tolaria import Fleet, Reference, TrainConfig
+from esper.tolaria.fleet import Measured
+from esper.tolaria.plan import Kind, Roomy, exact
+from sown import Sown, small_fleet, sow, state_of
+from toys import SPECS, random_legal, rows_of, same_bits, toy_task, toy_trainer
 
 
 class Counter(TorchDispatchMode):
@@ -84,32 +89,24 @@ def test_a_blueprint_of_anyone_elses_works_in_a_fleet(strangers):
         assert fleet.growth(fleet.state)[n].item() == pytest.approx(host.host.growth)
 
 
-def lived(kind: str, num_hosts: int = 5, decisions: int = 7):
+def lived(kind: str, num_hosts: int = 5, decisions: int = 7) -> tuple[Fleet, list[Reference]]:
+    """The same hosts stacked and alone, after a few random legal actions."""
     config = TrainConfig(batch_size=32)
     fleet = Fleet(SPECS[kind], toy_task(kind, 64), range(num_hosts), config)
     alone = [toy_trainer(kind, rng_seed=n, config=config, examples=64) for n in range(num_hosts)]
     generator = torch.Generator().manual_seed(5)
-    reports = []
     for _ in range(decisions):
         actions = random_legal(fleet.legal(), fleet.space.sizes, generator)
         fleet.decide(actions)
-        reports = [host.decide(actions[n].tolist()) for n, host in enumerate(alone)]
-        yield fleet, alone, reports
-
-
-@pytest.mark.parametrize("kind", SPECS)
-def test_it_counts_the_same_operations_as_its_hosts(kind):
-    seen = set()
-    for fleet, _, reports in lived(kind):
-        assert fleet.flops().tolist() == [report.flops for report in reports]
-        seen |= set(fleet.flops().tolist())
-    assert len(seen) > 5
+        for n, host in enumerate(alone):
+            host.decide(actions[n].tolist())
+    return fleet, alone
 
 
 @pytest.mark.parametrize("kind", SPECS)
 def test_it_can_be_asked_what_a_host_would_be_without_some_seeds(kind):
     """All off, and any pair switched over: what the host alone says of the same question."""
-    *_, (fleet, alone, _) = lived(kind)
+    fleet, alone = lived(kind)
     living = fleet.state.blueprint >= 0
     loud = speaking(fleet.state)
     questions = [loud]
@@ -142,6 +139,15 @@ def test_accumulators_are_allocated_once():
     assert places[0] == places[1] == places[2]
 
 
+def test_a_single_row_never_runs_alone():
+    """One row takes another path through bmm, with other bits."""
+    assert [exact("seeds", count, 1 / 8) for count in range(4)] == [0, 2, 2, 3]
+    fleet = sow(small_fleet(2), {(1, 0): Sown("mlp")})
+    plan = fleet.plan(fleet.known(), measuring=True)
+    assert fleet.buckets[Kind(0, "mlp")].hosts.tolist() == [1, -1]
+    assert plan.beside.real.tolist() == [True, False]
+
+
 def test_room_grows_at_once_and_shrinks_later():
     room = Roomy(64, epochs=3)
     assert room("echoes", 1, 1 / 32) == 2
@@ -159,9 +165,193 @@ def test_room_grows_at_once_and_shrinks_later():
     assert room("echoes", 3, 1 / 32) == 8, "a little too large is no reason to record anew"
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this device can record")
-def test_what_cannot_be_recorded_runs_all_the_same_with_a_warning():
-    programs = Programs()
-    with pytest.warns(UserWarning, match="training without CUDA graphs"):
-        assert programs.find("train", lambda: None, (), lambda: None, kinds=()) is None
-    assert programs.find("train", lambda: None, (), lambda: None, kinds=()) is None, "and says so only once"
+def test_flops_and_growth_by_hand():
+    """70 examples in batches of 32, 40 for validation. A host of 155 parameters costs 272 FLOPs an example, forward.
+
+    An mlp seed has 552 parameters and costs 1024; a low_rank one 42 and 64.
+    """
+    fleet = small_fleet(4, examples=70)
+    sow(
+        fleet,
+        {
+            (1, 0): Sown("mlp"),
+            (2, 0): Sown("low_rank", alpha=0.5),
+            (2, 1): Sown("mlp"),
+            (3, 0): Sown("low_rank", alpha=0.5),
+            (3, 1): Sown("mlp", alpha=1.0),
+        },
+    )
+    training, validation = 3 * 64, 40
+    # Each in training: the host with the seeds it hears, and a whole row for each silent seed.
+    trained = [272, 272 + (272 + 1024), 336 + (336 + 1024), 1360]
+    # Each in measuring: the host, and a row for each seed switched over.
+    host = [272, 272, 336, 1360]
+    rows = [0, 272 + 1024, 272 + (336 + 1024), (1360 - 64) + (1360 - 1024)]
+    cost = [training * a + validation * (b + c) for a, b, c in zip(trained, host, rows, strict=True)]
+    assert fleet.flops().tolist() == cost
+    without = [training * a + validation * b for a, b in zip(trained, host, strict=True)]
+    assert fleet.flops(counterfactuals=False).tolist() == without
+    growth = torch.tensor([0, 552, 42 + 552, 42 + 552]) / 155
+    torch.testing.assert_close(fleet.growth(fleet.state), growth)
+
+
+def guessing_fleet() -> Fleet:
+    """Hosts that answer 0 whatever they are asked, unless a seed in s1 raises their first channel by more than 0.4.
+
+    Then they answer 2. Seeds in s0 are not heard by anything. Of the 8 validation examples 2 are 0, 1 is 1 and 5 are 2.
+    """
+    x, y = torch.zeros(32, 6), torch.tensor([0, 0, 1, 2, 2, 2, 2, 2]).repeat(4)
+    task = Task(TaskSpec("guess", (6,), 3, CLASSIFICATION), Split(x, y), Split(x[:8], y[:8]))
+    fleet = Fleet(SPECS["mlp"], task, range(5), TrainConfig(batch_size=32))
+    fleet.trunk.flat.zero_()
+    weights = fleet.trunk.layout.views(fleet.trunk.flat)
+    weights["segments.2.bias"][:, 0] = 0.4
+    weights["segments.2.weight"][:, 2, 0] = 1.0
+    sow(
+        fleet,
+        {
+            (1, 0): Sown("low_rank", alpha=1.0),
+            (1, 1): Sown("low_rank", alpha=0.5),
+            (2, 1): Sown("low_rank"),
+            (3, 1): Sown("low_rank", target=0.3),
+            (4, 1): Sown("low_rank", alpha=0.3),
+        },
+    )
+    for bucket in fleet.buckets.values():
+        bucket.stack.flat.zero_()
+        bucket.stack.layout.views(bucket.stack.flat)["f.1.bias"][:, 0] = 1.0
+    return fleet
+
+
+def test_contributions_by_hand():
+    """What a speaking seed adds, and what a silent one would add at its target; nothing of slots without seeds."""
+    measured = guessing_fleet().evaluate()
+    assert measured.score.tolist() == [0.25, 0.625, 0.25, 0.25, 0.25]
+    none = float("nan")
+    expected = [[none, none], [0.0, 0.375], [none, 0.375], [none, 0.0], [none, 0.0]]
+    torch.testing.assert_close(measured.contribution, torch.tensor(expected), rtol=0, atol=0, equal_nan=True)
+
+
+def test_hosts_are_evaluated_on_the_data_given():
+    """With the seeds that speak, and without asking what they are worth."""
+    fleet = guessing_fleet()
+    measured = fleet.evaluate_on(Split(torch.zeros(4, 6), torch.tensor([0, 0, 0, 2])))
+    assert measured.score.tolist() == [0.75, 0.25, 0.75, 0.75, 0.75]
+    assert measured.contribution.isnan().all()
+
+
+@pytest.mark.parametrize("num_slots", [1, 3, 5])
+def test_every_slot_keeps_its_identity(num_slots):
+    """Host n holds a seed in slot n: measured there, counted there by that slot's width, trained under that name."""
+    widths = tuple(range(4, 4 + num_slots))
+    task, config = toy_task("mlp", 64), TrainConfig(batch_size=32)
+    fleet = Fleet(HostSpec("mlp", (6,), 3, widths), task, range(num_slots), config)
+    assert fleet.space.slots == tuple(f"s{n}" for n in range(num_slots))
+    sow(fleet, {(n, n): Sown("low_rank", alpha=1.0) for n in range(num_slots)})
+    diagonal = torch.eye(num_slots, dtype=torch.bool)
+    assert torch.equal(~fleet.evaluate().contribution.isnan(), diagonal)
+    bare = sum(a * b + b for a, b in zip((6, *widths), (*widths, 3), strict=True))
+    sizes = [2 * width * rank + rank + width for width in widths if (rank := width // 4)]
+    assert fleet.growth(fleet.state).tolist() == pytest.approx([size / bare for size in sizes])
+    for n in range(num_slots):
+        own = [name for name in rows_of(fleet, n) if name.startswith("slots.")]
+        assert own
+        assert all(name.startswith(f"slots.{n}.") for name in own)
+    fleet.decide(torch.zeros(num_slots, 8, dtype=torch.long))
+    assert torch.equal(~fleet.vitals.share.isnan(), diagonal)
+
+
+def test_vitals_by_hand():
+    """Losses, norms and weights on both sides of what is sane and healthy, with other numbers for every host."""
+    fleet = small_fleet(6)
+    sow(fleet, {(n, 0): Sown("norm") for n in (2, 3, 4, 5)} | {(5, 1): Sown("norm", alpha=1.0)})
+    fleet.state.stage[4, 0] = 1  # GERMINATED: it does not learn yet
+    first, second = Kind(0, "norm"), Kind(1, "norm")
+    assert fleet.buckets[first].hosts.tolist() == [2, 3, 4, 5]
+    assert fleet.buckets[second].hosts.tolist() == [5, -1]
+    inf, nan = torch.inf, torch.nan
+    train_loss = torch.tensor([nan, 1.0, 1.0, 1.0, 1.0, 1.0], dtype=torch.float64)
+    loss = torch.tensor([1.0, inf, 1.0, 1.0, 1.0, 1.0])
+    norms = {
+        None: torch.tensor([1.0, 1.0, inf, 4.0, 8.0, 16.0]),
+        first: torch.tensor([1.0, 0.0, 0.0, 2.0]),
+        second: torch.tensor([inf, 0.0]),
+    }
+    fleet.trunk.flat[3, 0] = inf
+    fleet.buckets[first].stack.flat[3, 0] = nan
+    pulls = torch.arange(12.0).view(6, 2)
+    contribution = 10 + pulls
+    vitals = fleet.examine(train_loss, norms, pulls, Measured(loss, loss, loss, contribution))
+    assert vitals.sane.tolist() == [False, False, False, False, True, True]
+    healthy = [[True, True], [True, True], [True, True], [False, True], [True, True], [False, False]]
+    assert vitals.healthy.tolist() == healthy
+    share = [[nan, nan], [nan, nan], [0.0, nan], [0.0, nan], [0.0, nan], [0.125, inf]]
+    torch.testing.assert_close(vitals.share, torch.tensor(share), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(vitals.contribution, contribution)
+    assert torch.equal(vitals.pull, pulls)
+
+
+def test_every_host_and_every_epoch_has_its_own_batches():
+    """Without learning, a loss says which examples it is of: the first of the host's shuffle that fill a batch."""
+    config = TrainConfig(batch_size=32, lr=1e-12)
+    fleet = Fleet(SPECS["mlp"], toy_task("mlp", 63), [5, 6, 7], config)
+    fleet.trunk.flat[1:] = fleet.trunk.flat[0]
+    host = toy_trainer("mlp", examples=63, rng_seed=5, config=config)
+    x, y = host.task.train
+    with torch.no_grad():
+        losses = host.task.spec.objective.loss(host.host(x), y)
+    for epoch in range(2):
+        _, found, _ = fleet.decide(torch.zeros(3, 8, dtype=torch.long))
+        orders = [permutation(key(rng_seed, Purpose.SHUFFLE, epoch), 63)[:32] for rng_seed in (5, 6, 7)]
+        assert found.tolist() == pytest.approx([losses[order].mean().item() for order in orders], abs=1e-6)
+
+
+def test_a_fresh_host_is_the_same_in_any_fleet_at_any_time():
+    wait, late = torch.zeros(3, 8, dtype=torch.long), small_fleet(3)
+    plant = late.space.action("GERMINATE", slot="s0", blueprint="mlp")
+    late.decide(torch.tensor([plant] * 3))
+    late.trunk.flat[1] = torch.nan
+    late.decide(wait)
+    late.reset(torch.tensor([False, True, False]), torch.tensor([77, 77, 77]))
+    early = Fleet(SPECS["mlp"], toy_task("mlp", 64, 40), [0, 77, 2], late.config)
+    assert torch.equal(late.legal()[1], early.legal()[1])
+    for a, b in zip((*late.state, *late.vitals), (*early.state, *early.vitals), strict=True):
+        torch.testing.assert_close(a[1], b[1], rtol=0, atol=0, equal_nan=True)
+    for fleet in (late, early):
+        fleet.decide(wait)
+    assert same_bits(rows_of(late, 1), rows_of(early, 1))
+    assert late.epoch.tolist() == [3, 1, 3]
+    assert rows_of(late, 0).keys() > rows_of(late, 1).keys()
+
+
+def test_a_step_size_reaches_a_host_and_its_seeds():
+    fleet = sow(small_fleet(2), {(n, 0): Sown("mlp") for n in range(2)})
+    before = [{name: p.clone() for name, p in rows_of(fleet, n).items()} for n in range(2)]
+    fleet.learn_at(torch.tensor([0.0, 0.1], dtype=torch.float64))
+    fleet.train_epoch()
+    assert same_bits(before[0], rows_of(fleet, 0))
+    assert not any(torch.equal(p, before[1][name]) for name, p in rows_of(fleet, 1).items())
+
+
+def test_a_silent_seed_learns_the_same_alone_and_among_others():
+    """Rows that only pad a plan teach nobody."""
+    config = TrainConfig(batch_size=32, optimizer="sgd", lr=0.1, clip=1e6)
+    lone, among = (
+        sow(small_fleet(3, config=config), {(n, 1): Sown("mlp") for n in hosts}) for hosts in ((1,), (0, 1, 2))
+    )
+    for fleet in (lone, among):
+        fleet.train_epoch()
+    assert same_bits(rows_of(lone, 1), rows_of(among, 1))
+
+
+def test_seeds_differ_by_slot_and_by_birth():
+    fleet = small_fleet(2)
+
+    def weights(births: int) -> list[torch.Tensor]:
+        fleet.tend(state_of(fleet, {}))
+        sow(fleet, {(n, s): Sown("mlp", births=births) for n in range(2) for s in range(2)})
+        return [rows_of(fleet, n)[f"slots.{s}.seed.f.0.weight"].clone() for n in range(2) for s in range(2)]
+
+    first, second, again = weights(1), weights(2), weights(1)
+    assert not any(torch.equal(a, b) for a, b in combinations([*first, *second], 2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))

@@ -2,10 +2,14 @@
 
 import pytest
 import torch
+from torch import nn
 
 from esper.leyline.errors import EsperError
 from esper.tolaria import Engine, Fleet, TrainConfig
 from esper.tolaria.fleet import rows_of as rows_of_plan
+from esper.tolaria.memory import kept_bytes
+from esper.tolaria.plan import Kind
+from sown import Sown, sow
 from toys import SPECS, random_legal, rows_of, toy_task
 
 
@@ -59,8 +63,20 @@ def test_what_cannot_fit_is_refused_before_anything_is_trained():
         fleet("cnn1d", 20_000)
 
 
-def test_what_autograd_keeps_grows_with_the_host():
-    assert fleet("cnn1d", 1 << 40).memory.host > 12 * 2 * 4
+def test_what_a_step_needs_by_hand():
+    """A linear layer keeps its input, a ReLU its output, which is the next layer's input; a seed needs six streams."""
+    x = torch.zeros(2, 3)
+    assert kept_bytes(nn.Linear(3, 5), x) == 3 * 4
+    assert kept_bytes(nn.Sequential(nn.Linear(3, 5), nn.ReLU()), x) == (3 + 5) * 4
+    world = Fleet(SPECS["mlp"], toy_task("mlp", 64), range(4), engine=Engine(memory_budget=1 << 40))
+    sow(world, {(1, 0): Sown("low_rank"), (2, 0): Sown("low_rank")})
+    host, seed = (6 + 8 + 8) * 4, (8 + 2 + 6 * 8) * 4
+    kind = Kind(0, "low_rank")
+    assert (world.memory.host, world.memory.seed(kind)) == (host, seed)
+    parameters = 4 * (48 + 16 + 64 + 16 + 32 + 16) * 4 + 2 * (16 + 16 + 16 + 16 + 16 + 16) * 4
+    for training, times in ((True, 4), (False, 2)):
+        rows = (4 + 3) * host + 5 * seed
+        assert world.memory.needs(4, {kind: 5}, 3, training) == (6 * parameters, times * rows)
 
 
 BAD_ENGINES = {

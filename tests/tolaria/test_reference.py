@@ -10,6 +10,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.rng import Purpose, key, permutation
 from esper.leyline.specs import HostSpec
 from esper.tolaria import Reference, TrainConfig
+from esper.tolaria.surgery import add_group, make_optimizer, remove_group
 from toys import SPECS, germinate, same_bits, toy_task, toy_trainer
 
 
@@ -66,6 +67,37 @@ def test_contribution_is_measured_from_the_first_epoch_and_is_what_switching_doe
         assert slot.contribution == pytest.approx(expected)
         report = trainer.decide(trainer.space.action())
     assert report.slots[0].stage == "HOLDING"
+
+
+def test_groups_come_and_go_without_a_trace():
+    """The others keep their moments, and newcomers have the optimiser's own settings."""
+    trunk, first, second = (nn.Parameter(torch.full((2,), value)) for value in (1.0, 2.0, 3.0))
+    optimizer = make_optimizer([trunk], TrainConfig(lr=0.5, weight_decay=0.25))
+    add_group(optimizer, "s0", [first])
+    add_group(optimizer, "s1", [second])
+    for p in (trunk, first, second):
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    kept = {p: dict(optimizer.state[p]) for p in (trunk, second)}
+    remove_group(optimizer, "s0")
+    assert [group["name"] for group in optimizer.param_groups] == ["trunk", "s1"]
+    assert {group["lr"] for group in optimizer.param_groups} == {0.5}
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.25}
+    assert dict(optimizer.state) == kept
+
+
+def test_a_silent_seed_learns_as_it_will_be_heard():
+    """Its gradient is that of the loss with the seed at its alpha target."""
+    trainer = toy_trainer("mlp")
+    trainer.act(trainer.space.action("GERMINATE", slot="s0", blueprint="mlp", alpha_target="0.5"))
+    trainer.begin_epoch()
+    x, y = (part[:32] for part in trainer.task.train)
+    parameters = list(trainer.host.slot(0).parameters())
+    expected = torch.autograd.grad(trainer.loss(x, y, {0: torch.tensor(0.5)}), parameters)
+    trainer.gradients(x, y)
+    for p, gradient in zip(parameters, expected, strict=True):
+        assert p.grad is not None
+        assert torch.equal(p.grad, gradient)
 
 
 def test_growth_counts_silent_seeds():

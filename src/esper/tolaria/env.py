@@ -136,7 +136,8 @@ class FleetEnv:
         refused, train_loss, measured = self.fleet.decide(actions)
         self.age = self.age + 1
         chance, flops = self.setting.chance, self.flops().double()
-        sick, self.history = judge(self.history, self.fleet, train_loss, measured, chance, self.config.governor)
+        sane = self.fleet.vitals.sane
+        sick, self.history = judge(self.history, sane, train_loss, measured.score, chance, self.config.governor)
         truncated = (self.age >= self.config.episode) & ~sick
         now = self.signals(measured, train_loss, flops, self.fleet)
         final = _choose(sick, self.signals(self.good.measured, train_loss, flops, self.good), now)

@@ -1,7 +1,7 @@
-"""The governor: judges every host by its own history, keeps a copy of the last good epoch, brings the sick back.
+"""The governor: detects sick hosts by their own history, and can restore hosts from a snapshot.
 
-After each epoch it judges, the sick are restored or replaced, and only then is the next copy taken: a snapshot never
-holds a sick host.
+`FleetEnv` uses `judge` alone: it keeps the signals of the last good epoch and replaces a sick host. `snapshot` and
+`restore` are for growing a user's own model, where training rolls back and goes on; no training calls them yet.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class History(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """Everything a fleet's hosts consist of after a good epoch."""
+    """A copy of all hosts of a fleet: slots, vitals, weights, moments and step counts."""
 
     state: SlotState
     vitals: Vitals
@@ -62,21 +62,24 @@ def no_history(fleet: Fleet) -> History:
 
 
 def judge(
-    history: History, fleet: Fleet, train_loss: Tensor, measured: Measured, chance: float, config: GovernorConfig
+    history: History, sane: Bool[Tensor, " N"], train_loss: Tensor, score: Tensor, chance: float, config: GovernorConfig
 ) -> tuple[Bool[Tensor, " N"], History]:
-    """Who is sick: not finite, diverged, or collapsed to chance. The healthy add to their history."""
-    loss, score = train_loss.double(), measured.score.double()
+    """Find the hosts that are not sane, have diverged or have collapsed to chance; add the others to the history."""
+    loss, score = train_loss.double(), score.double()
     first = torch.where(history.first_loss.isinf(), loss, history.first_loss)
     diverged = (loss > config.divergence * history.best_loss) & (loss > first)
     led = history.best_score - chance
     collapsed = (led >= config.lead) & (score - chance < config.collapse * led)
-    sick = ~fleet.vitals.sane | diverged | collapsed
+    sick = ~sane | diverged | collapsed
     seen = History(first, torch.minimum(history.best_loss, loss), torch.maximum(history.best_score, score))
     return sick, History(*(torch.where(sick, old, new) for old, new in zip(history, seen, strict=True)))
 
 
 def snapshot(fleet: Fleet, measured: Measured) -> Snapshot:
-    """A copy of all rows, on the same device. Costs as many bytes as the fleet's parameters and moments."""
+    """Copy all hosts, on the same device. Take it after an epoch that `judge` found good: it copies the sick, too.
+
+    Costs as many bytes as the fleet's parameters and moments.
+    """
 
     def copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in tensors.items()}
@@ -86,7 +89,7 @@ def snapshot(fleet: Fleet, measured: Measured) -> Snapshot:
 
 
 def restore(fleet: Fleet, sick: Bool[Tensor, " N"], then: Snapshot) -> None:
-    """Bring some hosts back: weights, moments, step counts, seeds and their lives. The others keep every bit."""
+    """Roll some hosts back to a snapshot: weights, moments, step counts, slots, vitals. The others keep every bit."""
 
     def pick(old: Tensor, now: Tensor) -> Tensor:
         return torch.where(sick.view(-1, *[1] * (now.ndim - 1)), old, now)

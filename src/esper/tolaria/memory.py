@@ -18,7 +18,8 @@ MEASURING = 2.0
 STREAMS = 6
 """Copies of its stream that a seed needs around it."""
 COPIES = 6
-"""Parameters, two moments, gradients, the last good copy of the governor, and a spare."""
+"""Times the parameters' bytes in use whatever the batch: parameters, two moments, gradients, and two for temporaries.
+A `governor.snapshot`, which would take three more, is not included."""
 
 
 class Memory:

@@ -1,0 +1,45 @@
+"""Recorded programs: which are found again, and which are forgotten."""
+
+import pytest
+import torch
+
+from esper.tolaria.capture import Program, Programs
+
+
+class Tapes(Programs):
+    """Records what was asked for instead of a CUDA graph."""
+
+    def _record(self, name, function, inputs, warm_up, kinds) -> Program:
+        tape = Program.__new__(Program)
+        tape.outputs = (name, inputs)
+        return tape
+
+
+def test_programs_are_found_by_shapes_and_constants_and_the_least_used_forgotten():
+    tapes = Tapes(limit=3)
+
+    def recorded_anew(name: str, *inputs) -> bool:
+        before = tapes.misses
+        assert tapes.find(name, print, inputs, print, kinds=()) is not None
+        return tapes.misses > before
+
+    small, large = torch.zeros(2), torch.zeros(3)
+    assert recorded_anew("train", small, 1)
+    assert not recorded_anew("train", small + 1, 1)
+    assert recorded_anew("train", small, 2), "another constant is another program"
+    assert recorded_anew("measure", small, 1), "and another name"
+    assert not recorded_anew("train", small, 1)
+    assert recorded_anew("train", large, 1), "and another shape: the fourth, so the one of constant 2 goes"
+    assert not recorded_anew("train", small, 1)
+    assert not recorded_anew("measure", small, 1)
+    assert recorded_anew("train", small, 2)
+    assert recorded_anew("train", small.double(), 1), "and another type"
+    assert (tapes.hits, tapes.misses) == (4, 6)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this device can record")
+def test_what_cannot_be_recorded_runs_all_the_same_with_a_warning():
+    programs = Programs()
+    with pytest.warns(UserWarning, match="training without CUDA graphs"):
+        assert programs.find("train", lambda: None, (), lambda: None, kinds=()) is None
+    assert programs.find("train", lambda: None, (), lambda: None, kinds=()) is None, "and says so only once"

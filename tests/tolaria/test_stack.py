@@ -1,0 +1,83 @@
+"""Rows of a stack: each learns as if it had an optimiser to itself."""
+
+import pytest
+import torch
+from torch import nn
+
+from esper.tolaria import TrainConfig
+from esper.tolaria.stack import Stack, step
+
+CONFIGS = {
+    "adamw": TrainConfig(weight_decay=0.1, clip=2.0, betas=(0.8, 0.95)),
+    "sgd": TrainConfig(weight_decay=0.1, clip=2.0, optimizer="sgd", momentum=0.7),
+}
+ACTIVE = [[True, False, True], [True, True, True], [True, True, False], [True, True, True]]
+"""Who takes each of four steps: the second row is born late, the third rests once."""
+RATES = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
+
+
+def make_stack(rows: int = 3, room: int = 0) -> Stack:
+    return Stack(lambda: nn.Linear(3, 2), rows, torch.device("cpu"), torch.float64, room)
+
+
+def optimizer_of(parameters: list[nn.Parameter], lr: float, config: TrainConfig) -> torch.optim.Optimizer:
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    return torch.optim.AdamW(parameters, lr, betas=config.betas, weight_decay=config.weight_decay)
+
+
+@pytest.mark.parametrize("optimizer", CONFIGS)
+def test_a_step_is_torchs_own_row_by_row(optimizer, rng):
+    """With its own clipping, step size and step count; rows that rest keep every bit; all norms are added up."""
+    config, stack = CONFIGS[optimizer], make_stack()
+    stack.bear(torch.arange(3), torch.arange(3))
+    alone = [
+        {name: nn.Parameter(p[row].clone()) for name, p in stack.layout.views(stack.flat).items()} for row in (0, 1, 2)
+    ]
+    optimizers = [optimizer_of(list(p.values()), lr, config) for p, lr in zip(alone, RATES.tolist(), strict=True)]
+    norms = torch.zeros(3, dtype=torch.float64)
+    for active in ACTIVE:
+        scale = torch.tensor([0.1, 100.0, 1.0], dtype=torch.float64)
+        grads = {
+            name: torch.randn(3, *shape, generator=rng, dtype=torch.float64) * scale.view(3, *[1] * len(shape))
+            for name, shape in stack.layout.shapes.items()
+        }
+        resting = {name: tensor.clone() for name, tensor in stack.tensors.items()}
+        step(stack, stack.layout.flatten(grads), torch.tensor(active), RATES, config)
+        for row, (parameters, one) in enumerate(zip(alone, optimizers, strict=True)):
+            for name, p in parameters.items():
+                p.grad = grads[name][row].clone()
+            norms[row] += nn.utils.clip_grad_norm_(parameters.values(), config.clip)
+            if active[row]:
+                one.step()
+            else:
+                assert all(torch.equal(tensor[row], resting[name][row]) for name, tensor in stack.tensors.items())
+            for name, p in stack.layout.views(stack.flat).items():
+                torch.testing.assert_close(p[row], parameters[name].detach(), rtol=1e-12, atol=1e-12)
+    assert stack.tensors["steps"].tolist() == [4, 3, 3]
+    torch.testing.assert_close(stack.norms, norms, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("room", [0, 8])
+def test_rows_are_born_cleared_and_moved_with_their_moments(room, rng):
+    stack = make_stack(room=room)
+    for tensor in stack.tensors.values():
+        tensor.copy_(torch.rand(tensor.shape, generator=rng, dtype=torch.float64))
+    before = {name: tensor.clone() for name, tensor in stack.tensors.items()}
+    stack.bear(torch.tensor([1]), torch.tensor([5]))
+    other = make_stack(1)
+    other.bear(torch.tensor([0]), torch.tensor([5]))
+    for name, tensor in stack.tensors.items():
+        assert torch.equal(tensor[[0, 2]], before[name][[0, 2]])
+        assert torch.equal(tensor[1], other.tensors[name][0])
+    assert stack.flat[1].any()
+    assert not any(stack.tensors[name][1].any() for name in ("first", "second", "steps"))
+    stack.resize(torch.tensor([2, 0]), 5)
+    assert len(stack) == len(stack.flat) == len(stack.norms) == 5
+    for name, tensor in stack.tensors.items():
+        assert torch.equal(tensor[:2], before[name][[2, 0]])
+        assert not tensor[2:].any()
+    stack.resize(torch.tensor([1]), 2)
+    for name, tensor in stack.tensors.items():
+        assert torch.equal(tensor[0], before[name][0])
+        assert not tensor[1:].any()
