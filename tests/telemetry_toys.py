@@ -1,6 +1,8 @@
 """Reports for tests of what leaves a run."""
 
 import dataclasses
+import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,29 @@ def timeless_exams(folder: Path) -> list[ExamReport]:
     ]
 
 
-SMALL = ("--learn.updates", "2", "--fleets.0.hosts", "2", "--fleets.0.env.group", "1", "--fleets.0.env.episode", "3")
-SMALL += ("--learn.collect.horizon", "2", "--fleets.0.options.examples", "200", "--exam", "2")
+SMALL = ("--learn.updates", "3", "--fleets.0.hosts", "2", "--fleets.0.env.group", "1", "--fleets.0.env.episode", "3")
+SMALL += (
+    "--learn.collect.horizon",
+    "2",
+    "--fleets.0.options.examples",
+    "200",
+    "--exam",
+    "2",
+    "--checkpoint-every",
+    "2",
+)
 """Flags that make a recipe as small as can be."""
+
+
+def small_run(base: Path, copy: Path) -> Path:
+    """A copy of a run that is done. The run is made once in a process, under `base`."""
+    shutil.copytree(_small_run(base), copy)
+    return copy
+
+
+@cache
+def _small_run(base: Path) -> Path:
+    from esper.cli.train import Train
+
+    Train(recipe="smoke", run_dir=base / "small", changes=SMALL).run()
+    return base / "small"
