@@ -42,7 +42,11 @@ SMALL += (
     "--checkpoint-every",
     "2",
 )
-"""Flags that make a recipe as small as can be."""
+"""Flags that make a recipe as small as can be. Rollouts end in the middle of lives."""
+
+MAIN = "import sys; sys.modules['matplotlib'] = None; import torch; torch.set_num_threads(1); "
+MAIN += "from esper.cli import main; main(sys.argv[1:])"
+"""The command line in a process of its own, where nothing can be drawn."""
 
 
 def small_run(base: Path, copy: Path) -> Path:
