@@ -1,6 +1,8 @@
 """Reports for tests of what leaves a run."""
 
 import dataclasses
+import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,33 @@ def timeless_exams(folder: Path) -> list[ExamReport]:
     ]
 
 
-SMALL = ("--learn.updates", "2", "--fleets.0.hosts", "2", "--fleets.0.env.group", "1", "--fleets.0.env.episode", "3")
-SMALL += ("--learn.collect.horizon", "2", "--fleets.0.options.examples", "200", "--exam", "2")
-"""Flags that make a recipe as small as can be."""
+SMALL = ("--learn.updates", "3", "--fleets.0.hosts", "2", "--fleets.0.env.group", "1", "--fleets.0.env.episode", "3")
+SMALL += (
+    "--learn.collect.horizon",
+    "2",
+    "--fleets.0.options.examples",
+    "200",
+    "--exam",
+    "2",
+    "--checkpoint-every",
+    "2",
+)
+"""Flags that make a recipe as small as can be. Rollouts end in the middle of lives."""
+
+MAIN = "import sys; sys.modules['matplotlib'] = None; import torch; torch.set_num_threads(1); "
+MAIN += "from esper.cli import main; main(sys.argv[1:])"
+"""The command line in a process of its own, where nothing can be drawn."""
+
+
+def small_run(base: Path, copy: Path) -> Path:
+    """A copy of a run that is done. The run is made once in a process, under `base`."""
+    shutil.copytree(_small_run(base), copy)
+    return copy
+
+
+@cache
+def _small_run(base: Path) -> Path:
+    from esper.cli.train import Train
+
+    Train(recipe="smoke", run_dir=base / "small", changes=SMALL).run()
+    return base / "small"

@@ -1,22 +1,32 @@
 """The command line says what is wrong in one sentence, and prints what machines can read."""
 
+import io
 import json
+import math
 import shutil
+from contextlib import redirect_stdout
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from esper.cli import main
+from esper.cli.commands import parse
 from esper.cli.look import Exam, few
 from esper.cli.sizes import size_in_bytes
 from esper.leyline.errors import EsperError
 from esper.recipes import Recipe, recipe
-from esper.recipes.exam import ExamConfig, Room
+from esper.recipes.exam import ExamConfig
+from esper.recipes.suite import HELD_OUT, setting
 from esper.tamiyo import Controller, load_controller
-from esper.tamiyo.files import save_controller
-from esper.telemetry import RunFolder
-from telemetry_toys import SMALL
+from esper.tamiyo.files import SHIPPED, save_controller
+from esper.telemetry import Board, RunFolder
+from telemetry_toys import SMALL, report, small_run
+
+FINAL = ("--plans", "0", "--rates", "1.0", "--no-thorough")
+"""As little as a final exam can ask."""
 
 
 def test_bench_fleet_prints_one_json_object(capsys):
@@ -94,16 +104,25 @@ def test_sizes(text, size):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    path = tmp_path_factory.mktemp("runs") / "run"
-    main(["train", "smoke", "--run-dir", str(path), *SMALL])
-    return path
+    return small_run(tmp_path_factory.getbasetemp(), tmp_path_factory.mktemp("runs") / "run")
 
 
-def test_train_prints_every_report_for_machines(tmp_path, capsys):
-    main(["train", "smoke", "--json", "--run-dir", str(tmp_path / "run"), *SMALL])
+@pytest.fixture
+def pictures(tmp_path):
+    """Three classes of small pictures, as few as can be trained on."""
+    pixels = np.random.default_rng(0).integers(0, 255, (352, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "tiny.npz", x_train=pixels, y_train=np.arange(352) % 3)
+    return tmp_path / "tiny.npz"
+
+
+def test_train_prints_every_report_for_machines(capsys):
+    listening = parse(["train", "smoke", "--json"]).listening
+    with listening.shown(Board("run", 2), Console(stderr=True)) as show:
+        show(report(0, objective=math.nan))
+        show(report(1))
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["update"] for line in lines] == [0, 1]
-    assert lines[0].keys() >= {"objective", "heads", "ops", "seconds"}
+    assert [(line["update"], line["objective"]) for line in lines] == [(0, None), (1, 0.5)]
+    assert lines[0].keys() >= {"heads", "ops", "seconds"}
 
 
 def test_a_run_goes_on_from_another(run, tmp_path, capsys):
@@ -116,12 +135,12 @@ def test_a_run_goes_on_from_another(run, tmp_path, capsys):
     assert after.exams() == [], "none was wanted"
     assert Recipe.revived(after.config()).known == Recipe.revived(before.config()).fleets
     lives = sum(report.episodes for report in before.reports())
-    assert after.start()["decisions"] == 8, "what the other run took counts"
+    assert after.start()["decisions"] == 12, "what the other run took counts"
     assert after.start()["lives"] == lives
     capsys.readouterr()
     main(["exam", str(path), "--quick", "--hosts", "2", "--json"])
     exam = json.loads(capsys.readouterr().out)
-    assert (exam["decisions"], exam["settings"]) == (16, 2)
+    assert (exam["decisions"], exam["settings"]) == (24, 2)
     with pytest.raises(SystemExit):
         main(["train", "smoke", *further, "--controller.hidden", "7"])
     assert f"controller must be left as it is in {run}" in capsys.readouterr().err
@@ -131,18 +150,18 @@ def test_a_run_goes_on_from_another(run, tmp_path, capsys):
     assert "is not done: resume it before another run goes on from it" in capsys.readouterr().err
 
 
-def test_who_goes_on_and_is_killed_before_its_first_checkpoint_begins_there_again(run, tmp_path):
+def test_who_goes_on_from_a_run_and_is_killed_begins_there_once_more_only_before_its_first_checkpoint(run, tmp_path):
     path = tmp_path / "next"
     main(["train", "smoke", "--run-dir", str(path), *SMALL, "--exam", "0", "--start.run", str(run)])
     done, took = load_controller(path).state_dict(), RunFolder.open(path).start()
-    (path / "controller.safetensors").unlink()
-    for checkpoint in (path / "checkpoints").iterdir():
-        checkpoint.unlink()
-    main(["resume", str(path)])
-    again = load_controller(path).state_dict()
-    assert all(torch.equal(x, again[name]) for name, x in done.items())
-    assert {**took, "seconds": 0.0} == {**RunFolder.open(path).start(), "seconds": 0.0}, "nothing is counted twice"
-    assert [report.update for report in RunFolder.open(path).reports()] == [0, 1]
+    for lost in (["000003"], ["000002", "000003"]):
+        for file in (path / "controller.safetensors", *(path / f"checkpoints/{name}.safetensors" for name in lost)):
+            file.unlink()
+        main(["resume", str(path)])
+        again = load_controller(path).state_dict()
+        assert all(torch.equal(x, again[name]) for name, x in done.items())
+        assert {**took, "seconds": 0.0} == {**RunFolder.open(path).start(), "seconds": 0.0}, "nothing is counted twice"
+        assert [report.update for report in RunFolder.open(path).reports()] == [0, 1, 2]
 
 
 def test_an_exam_names_every_arm_and_its_difference(run, tmp_path, capsys):
@@ -154,7 +173,7 @@ def test_an_exam_names_every_arm_and_its_difference(run, tmp_path, capsys):
     assert "heuristic on the hosts that count" in " ".join(said.err.split()), "whoever waits hears what for"
     assert exam.keys() >= {"task", "metric", "arms"}
     assert exam["hosts"] == 3
-    assert exam["decisions"] == 8
+    assert exam["decisions"] == 12
     assert [arm["name"] for arm in exam["arms"]] == ["learned", "never", "random", "heuristic", "mine"]
     for arm in exam["arms"]:
         assert arm.keys() >= {"name", "iqm", "mean", "j", "params", "flops", "vs"}
@@ -167,115 +186,101 @@ def test_an_exam_names_every_arm_and_its_difference(run, tmp_path, capsys):
 def test_a_final_exam_is_never_forgotten(run, tmp_path, capsys):
     other, out = tmp_path / "other.safetensors", tmp_path / "held"
     save_controller(other, Controller(load_controller(run / "controller.safetensors").config, rng_seed=7))
-    final = ["exam", str(run), str(other), "--hosts", "3", "--plans", "0", "--rates", "1.0", "--no-thorough"]
-    main([*final, "--out", str(out)])
+    main(["exam", str(run), str(other), "--hosts", "3", *FINAL, "--out", str(out)])
     said = capsys.readouterr().out
     assert "3 fresh hosts" in said
-    assert "2 trainings of learned: 8 decisions" in said
+    assert "2 trainings of learned: 12 decisions" in said
     assert str(out / "report.html") in said
     assert not (run / "exams.jsonl").exists()
-    held = [json.loads(line) for line in (out / "exams.jsonl").read_text().splitlines()]
-    assert [len(line["runs"]) for line in held] == [2], "every final exam, and of whom"
-    assert "on cpu: esper exam" in held[0]["exam"]["held"]
-    assert held[0]["exam"]["held"].endswith(f"--out {out}"), "and how it can be held again"
+    (held,) = [json.loads(line) for line in (out / "exams.jsonl").read_text().splitlines()]
+    assert held["runs"] == [str(run), str(other)], "of whom"
+    assert "on cpu: esper exam" in held["exam"]["held"]
+    assert held["exam"]["held"].endswith(f"--out {out}"), "and how it can be held again"
     before = (out / "exam.json").read_bytes()
     main(["exam", str(run), "--hosts", "2", "--quick", "--out", str(out)])
     assert (out / "exam.json").read_bytes() == before, "a quick exam does not take the place of a final one"
-    main([*final, "--out", str(out)])
-    assert len((out / "exams.jsonl").read_text().splitlines()) == 2
+    assert len((out / "exams.jsonl").read_text().splitlines()) == 1
 
 
-def test_an_exam_is_kept_when_it_has_ended_whatever_comes_after(run, tmp_path, monkeypatch, capsys):
-    hold = Room.hold
-
-    def fall(room, *policies):
-        if room.fleet.task == "planted":
-            raise EsperError("the power fails")
-        return hold(room, *policies)
-
-    monkeypatch.setattr(Room, "hold", fall)
-    final = ["--hosts", "2", "--plans", "0", "--rates", "1.0", "--no-thorough", "--out", str(tmp_path / "held")]
-    with pytest.raises(SystemExit):
-        main(["exam", str(run), "--tasks", "spirals", "planted", *final])
-    assert "the power fails" in capsys.readouterr().err
-    assert [exam.task for exam in RunFolder.open(tmp_path / "held").exams()] == ["spirals"]
-    assert len((tmp_path / "held" / "exams.jsonl").read_text().splitlines()) == 1
+def with_fleets(run, path, count):
+    """A copy of a run that has learned in so many settings, all alike."""
+    shutil.copytree(run, path)
+    config = json.loads((path / "config.json").read_text())
+    config["recipe"]["fleets"] *= count
+    (path / "config.json").write_text(json.dumps(config))
+    return path
 
 
-def test_an_exam_that_was_interrupted_goes_on_if_it_is_asked_the_same(run, tmp_path, monkeypatch, capsys):
-    mine, out = tmp_path / "mine", tmp_path / "held"
-    shutil.copytree(run, mine)
-    tried, arm, power = [], Room.arm, False
-
-    def fall(room, policies, *given):
-        if not power and policies[0].name == "learned":
-            raise EsperError("the power fails")
-        return arm(room, policies, *given)
-
-    def hold(*more):
-        tried.clear()
-        small = ["--hosts", "2", "--plans", "0", "--rates", "0.5", "1.0", "--no-thorough", "--json"]
-        main(["exam", str(mine), *small, "--out", str(out), *more])
-        return json.loads(capsys.readouterr().out)["arms"]
-
-    def fails(*more):
-        with pytest.raises(SystemExit):
-            hold(*more)
-        return capsys.readouterr().err
-
-    def note(room, policies, *given, real=Room.tried):
-        tried.append(policies[0].name)
-        return real(room, policies, *given)
-
-    monkeypatch.setattr(Room, "arm", fall)
-    monkeypatch.setattr(Room, "tried", note)
-    assert "the power fails" in fails()
-    assert tried == ["never", "learned"]
-    fails()
-    assert tried == [], "all of it was chosen before"
-    fails("--tuned-on", "1")
-    assert tried == ["never", "learned"], "whoever asks for something else gets it"
-    other = mine / "controller.safetensors"
-    save_controller(other, Controller(load_controller(other).config, 7))
-    fails("--tuned-on", "1")
-    assert tried == ["never", "learned"], "and so does who has changed"
-    choices = (out / "choices.json").read_text()
-    (out / "choices.json").write_text(choices.replace("[", '["a lot", ', 1))
-    assert "choices.json is damaged, remove it" in fails("--tuned-on", "1")
-    (out / "choices.json").write_text(choices)
-    power = True
-    hold("--quick")
-    assert (out / "choices.json").read_text() == choices, "a quick exam leaves them alone"
-    went_on = hold("--tuned-on", "1")
-    assert tried == []
-    shutil.copyfile(run / "controller.safetensors", mine / "controller.safetensors")
-    for more in ([], ["--tuned-on", "1"]):
-        hold(*more)
-        assert tried == [], "those of others that were interrupted are still there"
-    assert not (out / "choices.json").exists(), "all exams have ended"
-    save_controller(other, Controller(load_controller(other).config, 7))
-    afresh = hold("--tuned-on", "1")
-    assert tried == ["never", "learned"]
-    for mine, theirs in zip(went_on, afresh, strict=True):
-        assert {**mine, "seconds": 0} == {**theirs, "seconds": 0}
+class Closed(io.StringIO):
+    def write(self, text):
+        raise BrokenPipeError
 
 
-def test_a_plan_that_fits_no_host_is_refused_before_anything_is_played(run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Room, "hold", lambda *_: pytest.fail("an exam has begun"))
+def test_an_exam_is_kept_when_it_has_ended_whatever_comes_after(run, tmp_path):
+    """Here whoever reads goes away before the second of two."""
+    two = with_fleets(run, tmp_path / "two", 2)
+    with pytest.raises(SystemExit) as exit, redirect_stdout(Closed()):
+        main(["exam", str(two), "--hosts", "2", *FINAL, "--json"])
+    assert exit.value.code == 0
+    assert len(RunFolder.open(two).exams()) == 1
+    assert len((two / "exams.jsonl").read_text().splitlines()) == 1
+
+
+def test_an_exam_that_was_interrupted_goes_on_with_what_it_has_chosen(run, tmp_path, capsys):
+    """Whatever that was: here other rates for the rivals and for the controller."""
+    out, rates = tmp_path / "held", (1e-9, 1.0)
+    asked = ["exam", str(run), "--hosts", "2", "--plans", "0", "--rates", *map(str, rates), "--no-thorough", "--json"]
+    asked += ["--tuned-on", "1", "--out", str(out)]
+    command, lr = parse(asked), recipe("smoke").fleets[0].train.lr
+    folder = command.place([], Recipe.revived(RunFolder.open(run).config()))
+    question = command.question(Recipe.revived(folder.config()), [run / "controller.safetensors"])
+    low, high = (rate * lr for rate in rates)
+    chosen = {
+        "0: spirals, mlp 4-4: learning rates of never, random, heuristic, 3 epochs": [low, high, low],
+        "0: spirals, mlp 4-4: learning rates of learned, 3 epochs": [low],
+    }
+    folder.write_choices({question: chosen, "another": {"purpose": [1.0]}})
+    main(asked)
+    assert [arm["lr"] for arm in json.loads(capsys.readouterr().out)["arms"]] == [low, low, high, low]
+    assert folder.all_choices() == {"another": {"purpose": (1.0,)}}, "it has ended; others may not have"
+
+
+def test_the_same_question_is_one_of_the_same_command_and_the_same_files(run, tmp_path):
+    asked, file = Recipe.revived(RunFolder.open(run).config()), tmp_path / "controller.safetensors"
+    shutil.copyfile(run / "controller.safetensors", file)
+    one, other = (parse(["exam", str(file), "--tasks", "spirals", *more]) for more in ([], ["--tuned-on", "1"]))
+    first = one.question(asked, [file])
+    assert one.question(asked, [file]) == first
+    assert other.question(asked, [file]) != first
+    save_controller(file, Controller(load_controller(file).config, 7))
+    assert one.question(asked, [file]) != first
+
+
+def test_a_plan_that_fits_no_host_is_refused_before_anything_is_played(run, tmp_path, capsys):
     plan = tmp_path / "mine.json"
     plan.write_text('[{"decision": 0, "op": "GERMINATE", "slot": "nosuch", "blueprint": "mlp"}]')
     with pytest.raises(SystemExit):
         main(["exam", str(run), "--plan", str(plan)])
-    assert "nosuch" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "nosuch" in error
+    assert "hosts that count" not in error
 
 
-def test_a_final_exam_that_is_kept_nowhere_says_so(run, capsys):
+def test_a_controller_in_a_file_is_examined_on_data_of_ones_own_and_kept_nowhere(run, pictures, capsys):
     file = str(run / "controller.safetensors")
-    final = ["--hosts", "2", "--plans", "0", "--rates", "1.0", "--no-thorough"]
-    main(["exam", file, "--tasks", "planted", *final])
+    main(["exam", file, "--images", str(pictures), "--hosts", "2", *FINAL, "--json"])
     said = capsys.readouterr()
+    exam = json.loads(said.out)
+    assert (exam["task"], exam["host"], exam["data"]) == ("tiny", "cnn2d 8-16-32", "test")
     assert "add --out next time" in " ".join(said.err.split())
-    assert "The teacher has 216 parameters; learned ends with" in " ".join(said.out.split())
+    for arguments, message in {
+        (file,): "add --tasks",
+        (str(run), "--tasks", "digit-4"): "unknown setting 'digit-4': did you mean 'digits-4'?",
+        (str(run), "--images", "none.npz", "--quick"): "there is nothing at none.npz",
+    }.items():
+        with pytest.raises(SystemExit):
+            main(["exam", *arguments])
+        assert message in capsys.readouterr().err
 
 
 def test_the_more_settings_the_coarser_a_quick_exam():
@@ -290,19 +295,13 @@ def test_a_quick_exam_takes_a_few_settings_of_many():
     assert few(recipe("general").fleets, most=14) == list(recipe("general").fleets)
 
 
-def test_a_quick_exam_says_which_settings_it_leaves_out(run, tmp_path, monkeypatch, capsys):
-    many, met = tmp_path / "many", []
-    shutil.copytree(run, many)
-    config = json.loads((many / "config.json").read_text())
-    config["recipe"]["fleets"] *= 8
-    (many / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr("esper.cli.look.held_one_by_one", lambda *given: met.append(given[4]) or [])
-    for more in ([], ["--tasks", "spirals"], ["--quick", "--tasks", "spirals"]):
-        main(["exam", str(many), *more])
-        assert "settings of" not in capsys.readouterr().err
-    main(["exam", str(many), "--quick"])
-    assert "6 of the 8 settings of smoke: --tasks names others" in capsys.readouterr().err
-    assert [len(fleets) for fleets in met] == [0, 1, 1, 6]
+def test_a_quick_exam_says_which_settings_it_leaves_out():
+    asked, said = replace(recipe("smoke"), fleets=recipe("smoke").fleets * 8), []
+    for more, count in {(): 8, ("--tasks", "spirals"): 1, ("--quick", "--tasks", "spirals"): 1}.items():
+        assert len(parse(["exam", "run", *more]).examined(asked, said.append)) == count
+    assert said == []
+    assert len(parse(["exam", "run", "--quick"]).examined(asked, said.append)) == 6
+    assert said == ["6 of the 8 settings of smoke: --tasks names others"]
 
 
 def test_a_training_that_is_named_twice_is_refused(run, tmp_path, capsys):
@@ -322,29 +321,6 @@ def test_a_plan_that_is_none_is_named(content, run, tmp_path, capsys):
     assert "mine.json is no list of lines" in capsys.readouterr().err
 
 
-def test_a_controller_in_a_file_is_examined_anywhere(run, capsys):
-    main(["exam", str(run / "controller.safetensors"), "--tasks", "planted", "--quick", "--hosts", "2", "--json"])
-    exam = json.loads(capsys.readouterr().out)
-    assert exam["task"] == "planted"
-    assert exam["right_size"] == 216
-    with pytest.raises(SystemExit):
-        main(["exam", str(run / "controller.safetensors")])
-    assert "add --tasks" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["exam", str(run), "--tasks", "digit-4"])
-    assert "unknown setting 'digit-4': did you mean 'digits-4'?" in capsys.readouterr().err
-
-
-def test_an_exam_may_be_held_on_data_of_ones_own(run, tmp_path, capsys):
-    (tmp_path / "tale.txt").write_text("the quick brown fox jumps over the lazy dog. " * 600)
-    main(["exam", str(run), "--text", str(tmp_path / "tale.txt"), "--quick", "--hosts", "2", "--json"])
-    exam = json.loads(capsys.readouterr().out)
-    assert (exam["task"], exam["host"], exam["unseen"]) == ("tale", "transformer 32-32", "task and kind of host")
-    with pytest.raises(SystemExit):
-        main(["exam", str(run), "--images", str(tmp_path / "none.npz"), "--quick"])
-    assert "there is nothing at" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("budget", "message"),
     [("1KB", "hosts would fit"), ("0", "memory_budget must be positive"), ("lots", "must be a size such as 2GB")],
@@ -355,20 +331,16 @@ def test_an_exam_keeps_within_its_memory(budget, message, run, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_without_a_run_the_controller_that_comes_along_is_examined(run, monkeypatch, capsys):
-    """It lies in a run's folder of its own, which an exam leaves alone."""
-    monkeypatch.setattr("esper.cli.look.SHIPPED", run)
-    monkeypatch.setattr("esper.tamiyo.files.SHIPPED", run)
-    before = {path: path.read_bytes() for path in run.rglob("*.*") if path.is_file()}
-    main(["exam", "--tasks", "planted", "--quick", "--hosts", "2", "--json"])
-    assert json.loads(capsys.readouterr().out)["unseen"] == "task"
-    main(["exam", "--quick", "--hosts", "2", "--json"])
-    exams = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    hosts = [(exam["task"], exam["host"]) for exam in exams]
-    assert hosts == [("digits", "cnn2d 4-4"), ("digits", "cnn2d 6-6")], "by default where it has learned nothing"
-    assert {path: path.read_bytes() for path in run.rglob("*.*") if path.is_file()} == before
-    weights = [load_controller(path).state_dict() for path in (None, run / "controller.safetensors")]
-    assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())
+def test_without_a_run_the_controller_that_comes_along_is_examined(pictures, capsys):
+    """It lies in a run's folder of its own, which an exam leaves alone; by default in what it has not learned from."""
+    before = {path: path.read_bytes() for path in SHIPPED.iterdir()}
+    main(["exam", "--images", str(pictures), "--quick", "--hosts", "2", "--json"])
+    exam = json.loads(capsys.readouterr().out)
+    assert (exam["task"], exam["unseen"]) == ("tiny", "task")
+    assert exam["decisions"] > 1e6, "what its training took"
+    assert {path: path.read_bytes() for path in SHIPPED.iterdir()} == before
+    assert parse(["exam"]).settings() == [setting(name) for name in HELD_OUT]
+    assert parse(["exam", "run"]).settings() == []
 
 
 def test_where_no_controller_comes_along_a_run_is_asked_for(tmp_path, monkeypatch, capsys):
@@ -386,9 +358,9 @@ def test_a_run_says_what_began_it(run):
 
 def test_watch_shows_a_run_and_ends_with_it(run, capsys):
     main(["watch", str(run), "--once"])
-    assert "2 of 2" in capsys.readouterr().out
+    assert "3 of 3" in capsys.readouterr().out
     main(["watch", str(run)])
-    assert "2 of 2" in capsys.readouterr().out
+    assert "3 of 3" in capsys.readouterr().out
 
 
 def test_report_prints_where_it_is(run, capsys):

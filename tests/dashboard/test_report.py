@@ -8,20 +8,20 @@ from html.parser import HTMLParser
 import pytest
 
 from esper.cli.look import write_report
-from esper.cli.train import Train
+from esper.dashboard.pictures import _by_decision
 from esper.dashboard.report import Story, draw, html, verdict
+from esper.leyline.actions import Op
 from esper.leyline.reports import Anomaly, ArmReport, ExamReport, Interval
 from esper.telemetry import RunFolder
-from telemetry_toys import SMALL, report
+from telemetry_toys import report, small_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> RunFolder:
-    path = tmp_path_factory.mktemp("runs") / "a <b>bold</b> run"
-    Train(recipe="smoke", run_dir=path, changes=SMALL).run()
-    return RunFolder.open(path)
+    copy = tmp_path_factory.mktemp("runs") / "a <b>bold</b> run"
+    return RunFolder.open(small_run(tmp_path_factory.getbasetemp(), copy))
 
 
 class Page(HTMLParser):
@@ -64,7 +64,6 @@ def test_the_page_is_whole_and_needs_nothing_else(folder):
 
 
 def test_every_picture_is_a_file_too(folder):
-    write_report(folder)
     pictures = sorted((folder.path / "pictures").iterdir())
     assert {p.name for p in pictures} >= {
         "learning.png",
@@ -91,6 +90,24 @@ def test_an_exam_can_be_told_without_its_training(folder, tmp_path):
     page = html(told, draw(told, tmp_path))
     assert Page(page).titles[0] == "Exam"
     assert "0 updates" not in page
+
+
+def test_an_exams_lives_are_its_own(folder):
+    """Not those of another task, kind of host or policy."""
+    (exam,), lives = folder.exams(), folder.lives()
+    own = next(life for life in lives if life.arm == "learned")
+    others = [replace(own, task="elsewhere"), replace(own, kind="cnn1d 4"), replace(own, arm="never")]
+    story = Story(name="x", config={}, environment={}, reports=[], exams=[exam], lives=[*others, own])
+    assert story.lives_of(exam, "learned") == [own]
+
+
+def test_shares_of_ops_are_of_the_lives_that_last_so_long(folder):
+    """Two lives plant first; one ends there, and the other waits."""
+    life = folder.lives()[0]
+    plant, wait = (replace(life.epochs[0], op=op) for op in ("GERMINATE", "WAIT"))
+    shares = _by_decision([replace(life, epochs=(plant,)), replace(life, epochs=(plant, wait))])
+    assert [shares[op] for op in (Op.GERMINATE, Op.WAIT)] == [[1, 0], [0, 1]]
+    assert _by_decision([]) == []
 
 
 def test_anomalies_are_told():

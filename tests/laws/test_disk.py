@@ -1,5 +1,6 @@
 """A disk that is full or read-only ends a run with one sentence, and what was there before stays whole."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -7,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from esper.telemetry import RunFolder
-from telemetry_toys import timeless_exams
+from telemetry_toys import MAIN, SMALL, timeless_exams
 
-MAIN = "import torch; torch.set_num_threads(1); from esper.cli import main; import sys; main(sys.argv[1:])"
-RUN = ["train", "smoke", "--learn.updates", "6", "--fleets.0.hosts", "4", "--exam", "2", "--run-dir"]
+RUN = ["train", "smoke", *SMALL, "--learn.updates", "4", "--run-dir"]
 
 
 def esper(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
@@ -27,33 +27,41 @@ def one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> None:
     assert any(word in said[0] for word in words), said[0]
 
 
-def in_order(folder: Path) -> int:
-    """How many checkpoints there are; each of them, and all that is said of the run, can be read."""
-    assert not list(folder.rglob("*.partial*"))
-    run = RunFolder.open(folder)
-    assert len(run.reports()) >= len(run.checkpoints()) > 0
-    return len(run.checkpoints())
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
+    """A run of four updates, with a checkpoint after every second."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     assert esper(*RUN, str(folder)).returncode == 0
     return folder
 
 
+@pytest.fixture
+def stopped(whole, tmp_path) -> Path:
+    """The same, as if it had been killed in its third update."""
+    folder = tmp_path / "stopped"
+    shutil.copytree(whole, folder)
+    for name in ("checkpoints/000004.safetensors", "controller.safetensors", "exam.json", "lives.jsonl"):
+        (folder / name).unlink()
+    return folder
+
+
+def goes_on(folder: Path, before: bytes, whole: Path) -> None:
+    """What was written last is as it was, and what could not be written is gone; with room it ends as it should."""
+    (newest,) = RunFolder.open(folder).checkpoints()
+    assert newest.read_bytes() == before
+    assert not list(folder.rglob("*.partial*"))
+    assert esper("resume", str(folder)).returncode == 0
+    assert timeless_exams(folder) == timeless_exams(whole)
+
+
 LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0})); "
 
 
-def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(whole, tmp_path):
-    """The largest file that may be written is just smaller than the last checkpoints."""
-    folder = tmp_path / "run"
-    size = (whole / "checkpoints/000006.safetensors").stat().st_size
-    done = esper(*RUN, str(folder), before=LIMIT.format(size - 1000))
-    one_sentence(done, "File too large")
-    assert not (folder / "controller.safetensors").exists()
-    assert esper("resume", str(folder)).returncode == 0
-    assert timeless_exams(folder) == timeless_exams(whole)
+def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(whole, stopped):
+    """The largest file that may be written is half as large."""
+    before = (stopped / "checkpoints/000002.safetensors").read_bytes()
+    one_sentence(esper("resume", str(stopped), before=LIMIT.format(len(before) // 2)), "File too large")
+    goes_on(stopped, before, whole)
 
 
 def mounted(mount: str, then: str) -> subprocess.CompletedProcess[str]:
@@ -64,26 +72,38 @@ def mounted(mount: str, then: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, check=False)
 
 
-def test_a_full_disk_loses_nothing_that_was_written(whole, tmp_path):
-    """A disk that has room for two checkpoints."""
-    size = (whole / "checkpoints/000006.safetensors").stat().st_size
+def test_a_full_disk_loses_nothing_that_was_written(whole, stopped, tmp_path):
+    """A disk that has room for half a checkpoint more."""
+    before = (stopped / "checkpoints/000002.safetensors").read_bytes()
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
-    room = (2 * size + 120_000) // 1024
-    run = f"{sys.executable} -c '{MAIN}' {' '.join(RUN)} {disk}/run; code=$?; cp -r {disk}/run {kept}; exit $code"
-    done = mounted(f"mount -t tmpfs -o size={room}k tmpfs {disk}", run)
+    room = (sum(path.stat().st_size for path in stopped.rglob("*")) + len(before) // 2) // 1024
+    run = f'cp -r {stopped} {disk}/run; {sys.executable} -c "{MAIN}" resume {disk}/run; code=$?'
+    done = mounted(f"mount -t tmpfs -o size={room}k tmpfs {disk}", f"{run}; cp -r {disk}/run {kept}; exit $code")
     one_sentence(done, "No space left on device")
-    assert in_order(kept) >= 1
-    assert esper("resume", str(kept)).returncode == 0
-    assert timeless_exams(kept) == timeless_exams(whole)
+    goes_on(kept, before, whole)
 
 
-@pytest.mark.parametrize("command", ["report {0}", "exam {0}", "train smoke --run-dir {0}/new"])
-def test_a_folder_that_may_only_be_read_is_named_and_left_as_it_is(command, whole):
-    before = {path: path.read_bytes() for path in whole.rglob("*.*") if path.is_file()}
+THREE = """
+import sys
+from esper.cli import main
+
+folder = sys.argv[1]
+for arguments in (["report", folder], ["exam", folder], ["train", "smoke", "--run-dir", f"{folder}/new"]):
+    try:
+        main(arguments)
+    except SystemExit as exit:
+        print(exit.code)
+"""
+
+
+def test_a_folder_that_may_only_be_read_is_named_and_left_as_it_is(whole, tmp_path):
+    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    (tmp_path / "three.py").write_text(THREE)
     only_read = f"mount --bind {whole} {whole} && mount -o remount,ro,bind {whole}"
-    done = mounted(only_read, f"{sys.executable} -c '{MAIN}' {command.format(whole)}")
-    assert done.returncode == 2, done.stderr
-    assert "Read-only file system" in done.stderr
-    assert str(whole) in done.stderr
-    assert {path: path.read_bytes() for path in whole.rglob("*.*") if path.is_file()} == before
+    done = mounted(only_read, f"{sys.executable} {tmp_path}/three.py {whole}")
+    assert done.stdout.split() == ["2", "2", "2"], done.stderr
+    said = [line for line in done.stderr.splitlines() if "Read-only file system" in line]
+    assert len(said) == 3
+    assert all(str(whole) in line for line in said)
+    assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before

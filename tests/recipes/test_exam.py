@@ -4,6 +4,7 @@ import io
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -11,26 +12,36 @@ from rich.console import Console
 from esper.cli.look import show_exam
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
+from esper.leyline.state import NO_BLUEPRINT
 from esper.recipes import recipe
-from esper.recipes.config import Band, FleetConfig, Places
-from esper.recipes.exam import QUICK, ExamConfig, Room, held_one_by_one, hold_exam
+from esper.recipes.config import Band, Places
+from esper.recipes.exam import QUICK, ExamConfig, Room, _as_long, held_one_by_one, hold_exam
 from esper.recipes.suite import HELD_OUT, SUITE, setting, settings
-from esper.simic.exam import Arm
-from esper.simic.play import play
+from esper.recipes.suite import chosen as chosen_settings
+from esper.simic import RentSchedule
+from esper.simic.exam import Arm, Sitting, sit
+from esper.simic.play import Outcome, play
 from esper.simic.search import compare, random_plans
 from esper.tamiyo import Controller
 from esper.tamiyo.policies import FixedPlan, Heuristic, Learned, Never, Oversized, Planned, RandomLegal, SideBySide
-from esper.tolaria import Engine, FleetEnv
+from esper.tasks import load_test
+from esper.tolaria import Engine
 
 SMALL = ExamConfig(hosts=3, rates=(0.1, 1.0, 2.0), tuned_on=2, plans=3, told=1)
+AT_ONE_RATE = replace(SMALL, rates=(1.0,))
 
 
 def smoke():
     plain = recipe("smoke")
     (fleet,) = plain.fleets
     train = replace(fleet.train, lr=1e-2)
-    small = replace(fleet, options={"examples": 200}, train=train, env=replace(fleet.env, episode=5))
+    small = replace(fleet, options={"examples": 200}, train=train, env=replace(fleet.env, episode=4, rng_seed=7))
     return replace(plain, fleets=(small,))
+
+
+def room(config=SMALL, **changes):
+    asked = replace(smoke(), **changes)
+    return Room(asked, asked.fleets[0], config)
 
 
 def everyone():
@@ -42,8 +53,19 @@ def everyone():
 
 
 @pytest.fixture(scope="module")
-def held():
-    (report,), lives = hold_exam(*everyone())
+def chosen():
+    """What the exam below chooses, purpose by purpose."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def held(chosen):
+    def once(purpose, choose):
+        assert purpose not in chosen
+        chosen[purpose] = choose()
+        return chosen[purpose]
+
+    ((report, lives),) = held_one_by_one(*everyone(), once=once)
     return report, lives
 
 
@@ -63,6 +85,7 @@ def test_everyone_is_there(held):
         "static, longer",
         "replay",
     ]
+    assert [arm.name for arm in report.arms if not arm.paired] == ["replay"], "it alone has other hosts"
     assert report.trainings == 2
     assert [len(arm.scores) for arm in report.arms if arm.name in ("learned", "never", "static")] == [6, 3, 6]
     assert [life.arm for life in lives].count("learned") == 1, "of several trainings, the first is told"
@@ -70,74 +93,36 @@ def test_everyone_is_there(held):
     assert report.data == "test"
 
 
-def test_a_guest_with_a_name_that_is_taken_is_refused_before_anything_is_played(monkeypatch):
-    asked = smoke()
-    monkeypatch.setattr("esper.recipes.exam.Room.paper", lambda *arguments: pytest.fail("the exam was held"))
-    monkeypatch.setattr("esper.recipes.exam.tournament", lambda *arguments: pytest.fail("plans were tried"))
-    ours = [Learned(Controller(asked.controller, 1))]
-    with pytest.raises(EsperError, match="2 arms are called 'never'"):
-        hold_exam(asked, ours, SMALL, [Never()])
-    with pytest.raises(EsperError, match="2 arms are called 'static'"):
-        hold_exam(asked, ours, SMALL, [FixedPlan([], name="static")])
+def test_a_guest_with_a_name_that_is_taken_is_refused_before_anything_is_played():
+    asked, said = smoke(), []
+    for guest in (Never(), FixedPlan([], name="static"), FixedPlan([], name="best plan")):
+        with pytest.raises(EsperError, match=f"2 arms are called '{guest.name}'"):
+            list(held_one_by_one(asked, [Learned(Controller(asked.controller, 1))], SMALL, [guest], tell=said.append))
+    assert said == []
 
 
 def test_whoever_sat_in_the_same_places_before_leaves_no_trace():
-    asked = smoke()
     both, tame = [RandomLegal(), Heuristic()], [Heuristic()]
-
-    def room():
-        return Room(asked, asked.fleets[0], replace(SMALL, rates=(1.0,)))
-
-    after, alone = room().arm(both, 1e-2).sittings[1], room().arm(tame, 1e-2).sittings[0]
-    used = room()
-    grown = used.static("static", Arm("both", used.arm(both, 1e-2).sittings, 5, 1e-2), list, 5).sittings[1]
-    afresh = room().static("static", Arm("one", [alone], 5, 1e-2), list, 5).sittings[0]
+    after, alone = room(AT_ONE_RATE).arm(both, 1e-2).sittings[1], room(AT_ONE_RATE).arm(tame, 1e-2).sittings[0]
+    used = room(AT_ONE_RATE)
+    grown = used.static("static", Arm("both", used.arm(both, 1e-2).sittings, 4, 1e-2), list, 4).sittings[1]
+    afresh = room(AT_ONE_RATE).static("static", Arm("one", [alone], 4, 1e-2), list, 4).sittings[0]
     assert (alone.outcome.growth > 0).any()
     for mine, theirs in ((after, alone), (grown, afresh)):
         assert all(torch.equal(a, b) for a, b in zip(mine.outcome, theirs.outcome, strict=True))
         assert all(torch.equal(a, b) for a, b in zip(mine.topology, theirs.topology, strict=True))
 
 
-def test_an_exam_in_few_places_is_the_same_as_one_with_a_fleet_for_everyone(held, monkeypatch):
-    """Whoever sits in places where others have been: nothing but the time it takes depends on it."""
-    env, build, built = Places.env, FleetConfig.fleet, []
-
-    def afresh(places, *given, **more):
-        places.fleet = None
-        return env(places, *given, **more)
-
-    monkeypatch.setattr(FleetConfig, "fleet", lambda *given: built.append(given[-1]) or build(*given))
-    hold_exam(*everyone())
-    few = len(built)
-    monkeypatch.setattr(Places, "env", afresh)
-    (fresh,), _ = hold_exam(*everyone())
-    assert len(built) - few > 2 * few
-    for shared, alone in zip(held[0].arms, fresh.arms, strict=True):
-        assert replace(shared, seconds=0.0) == replace(alone, seconds=0.0)
-
-
-def test_an_exam_that_is_interrupted_goes_on_with_what_it_has_chosen_and_comes_out_the_same(held):
-    chosen, asked, survives = {}, [], 0
+def test_an_exam_that_is_interrupted_goes_on_with_what_it_has_chosen_and_comes_out_the_same(held, chosen):
+    """Here with all but the last two of its choices: two plans, and rates of rivals, ours, longer and twice static."""
+    kept, asked = dict(list(chosen.items())[:-2]), []
 
     def once(purpose, choose):
         asked.append(purpose)
-        if purpose not in chosen:
-            if len(chosen) == survives:
-                raise KeyboardInterrupt
-            chosen[purpose] = choose()
-        return chosen[purpose]
+        return kept[purpose] if purpose in kept else choose()
 
-    def go_on():
-        asked.clear()
-        return list(held_one_by_one(*everyone(), once=once))
-
-    for survives in (2, 6):
-        with pytest.raises(KeyboardInterrupt):
-            go_on()
-        assert len(chosen) == survives
-    survives = 7
-    ((report, _),) = go_on()
-    assert len(chosen) == 7, "two plans, and rates of rivals, ours, longer and twice static"
+    ((report, _),) = held_one_by_one(*everyone(), once=once)
+    assert len(asked) == 7
     assert asked == list(chosen), "each is asked for once, in order"
     for mine, theirs in zip(report.arms, held[0].arms, strict=True):
         assert replace(mine, seconds=0.0) == replace(theirs, seconds=0.0)
@@ -179,9 +164,80 @@ def test_who_trains_longer_spends_as_much_and_no_more(held):
     ours = arms["learned"].flops
     for name in ("longer", "static, longer"):
         arm = arms[name]
-        assert abs(arm.flops - ours) <= arm.flops / arm.episode, "to the nearest epoch"
+        assert abs(arm.flops - ours) <= 0.501 * arm.flops / arm.episode, "to the nearest epoch"
     assert arms["longer"].growth == 0
-    assert arms["longer"].episode >= arms["never"].episode == 5
+    assert arms["longer"].episode > arms["never"].episode == 4
+
+
+def test_equal_operations_to_the_nearest_epoch():
+    """Eight epochs of an arm's hosts cost 20 in the mean."""
+    nothing = torch.zeros(2)
+    outcome = Outcome(nothing, nothing, nothing, nothing, torch.tensor([10.0, 30.0]), nothing)
+    arm = Arm("never", [Sitting(outcome, [], [], room().example.fleet.state, 0.0)], 8, 0.01)
+    assert [_as_long(arm, cost) for cost in (20, 50, 51.2, 51.3, 0.1)] == [8, 20, 20, 21, 1]
+
+
+def test_no_choice_is_made_on_hosts_that_count():
+    """Rates and plans are tried, and topologies grown, on hosts that are for this alone; each training's on its own."""
+    one, rates = room(), (1e-3, 1e-2)
+    one.grid = list(rates)
+    rules, band = [Never(), Heuristic()], Band.TUNE + 1
+    by_hand = [
+        [play(one.env(2, 1, band, [rate]), rule, one.rent, 0).objective.mean().item() for rate in rates]
+        for rule in rules
+    ]
+    assert one.tried(rules, 2, training=1) == by_hand
+    grown = one.grown([Never(), Heuristic()], 1e-2)[1]
+    alone = sit(one.env(one.shared_by(2), 1, band, [1e-2]), Heuristic(), one.rent)
+    assert (alone.topology.blueprint != NO_BLUEPRINT).any()
+    assert all(torch.equal(a, b) for a, b in zip(grown, alone.topology, strict=True))
+    ground = one.ground(3, 2, 1)
+    assert (ground.config.rng_seed, ground.config.group, ground.test) == (7 + Band.PLANS + 1, 2, None)
+    assert ground.fleet.lr.tolist() == pytest.approx([0.005, 0.005, 0.01, 0.01, 0.02, 0.02])
+
+
+def test_final_exams_have_hosts_and_data_of_their_own():
+    """And both kinds charge the rent that training ends with."""
+    later = replace(smoke().learn, rent=RentSchedule(start=0.5, end=0.03))
+    final = room(SMALL, learn=later)
+    preliminary = room(replace(SMALL, thorough=False, final=False), learn=later)
+    paper, look = final.paper(0.125, 9), preliminary.paper(0.25)
+    assert (paper.config.rng_seed, look.config.rng_seed) == (7 + Band.FINAL, 7 + Band.DEVELOPMENT)
+    held_out = load_test("spirals", examples=200)
+    assert paper.test is not None
+    assert torch.equal(paper.test.x, held_out.x)
+    assert look.test is None
+    assert (paper.config.episode, look.config.episode) == (9, 4)
+    assert paper.fleet.lr.tolist() == [0.125] * 3
+    assert look.fleet.lr.tolist() == [0.25] * 3
+    assert final.rent == preliminary.rent == 0.03
+
+
+def plan(slot: str, blueprint: str, tempo: int = 3) -> FixedPlan:
+    return FixedPlan([Planned(0, {"op": "GERMINATE", "slot": slot, "blueprint": blueprint, "tempo": tempo})])
+
+
+def test_a_topology_from_scratch_is_its_own_hosts():
+    """Three hosts, of which each grows something else; two trainings, of which the second grows the other way round."""
+    (fleet,) = smoke().fleets
+    one = room(AT_ONE_RATE, fleets=(replace(fleet, env=replace(fleet.env, episode=6)),))
+    grow = [plan("s0", "norm"), Never(), plan("s1", "mlp")]
+    ours = one.arm([SideBySide(grow), SideBySide(grow[::-1])], 1e-2)
+    static = one.static("static", ours, list, 6)
+    growths = [sitting.outcome.growth.tolist() for sitting in ours.sittings]
+    assert len({*growths[0]}) == 3, "all three differ"
+    assert growths[1] == growths[0][::-1]
+    assert [sitting.outcome.growth.tolist() for sitting in static.sittings] == growths
+
+
+def test_growth_is_replayed_on_other_hosts_for_every_training():
+    one = room(AT_ONE_RATE)
+    ours = one.arm([Never(), Never()], 1e-2)
+    again = [sitting.outcome.score for sitting in one.replayed(ours)]
+    for n, scores in enumerate(again):
+        alone = play(one.env(3, 1, Band.OTHERS + n, [1e-2], test=True), Never(), 0.02)
+        assert torch.equal(scores, alone.score)
+    assert not torch.equal(*again)
 
 
 def test_a_search_says_what_it_took(held):
@@ -198,14 +254,15 @@ def test_a_search_says_what_it_took(held):
 
 def test_no_rule_is_never_under_another_name():
     """On most hosts of a setting that exams are held in, every rule plants something."""
-    room = Room(smoke(), setting("planted"), SMALL)
-    _, *rules = room.rules()
+    fleet = setting("planted")
+    one = Room(smoke(), replace(fleet, options={**fleet.options, "examples": 600}), SMALL)
+    _, *rules = one.rules()
     planted = torch.zeros(6 * len(rules), dtype=torch.bool)
 
     def witness(actions, step):
         planted.logical_or_(actions[:, Head.OP] == Op.GERMINATE)
 
-    compare(room.env(6, len(rules), Band.DEVELOPMENT, [0.02] * len(rules)), rules, 0.02, witness=witness)
+    compare(one.env(6, len(rules), Band.DEVELOPMENT, [0.02] * len(rules)), rules, 0.02, witness=witness)
     on_hosts = dict(zip([rule.name for rule in rules], planted.view(6, -1).sum(0).tolist(), strict=True))
     assert {name for name, hosts in on_hosts.items() if hosts <= 3} == set()
 
@@ -219,66 +276,46 @@ def test_everyone_has_a_learning_rate_of_the_same_grid(held):
 
 def test_what_was_grown_is_trained_again_at_a_rate_that_suits_it():
     """Whatever rate it was grown at."""
-    asked = smoke()
-    room = Room(asked, asked.fleets[0], replace(SMALL, rates=(1e-9, 1.0), tuned_on=6))
-    _, right = room.grid
+    one = room(replace(SMALL, rates=(1e-9, 1.0), tuned_on=6))
+    wrong, right = one.grid
     policies = [Heuristic(), Never()]
-    for lr in room.grid:
-        grown = room.grown(policies, lr)
-        assert room.static("static", room.arm(policies, lr), lambda found=grown: found, 5).lr == right
-    tried = room.static_tried(room.grown(policies, right), 5)
+    grown = one.grown(policies, wrong)
+    assert one.static("static", one.arm(policies, wrong), lambda: grown, 4).lr == right
+    tried = one.static_tried(grown, 4)
     assert [len(rates) for rates in tried] == [2, 2]
-    bare = room.tried([Never()], room.shared_by(2), training=1)
+    bare = one.tried([Never()], one.shared_by(2), training=1)
     assert tried[1] == pytest.approx(bare[0]), "who grew nothing is a bare host, on the same hosts"
 
 
 def test_the_learning_rate_is_the_one_that_does_best():
-    """Of one that is right and one that moves nothing, whatever the order."""
-    for rates in ((1.0, 1e-9), (1e-9, 1.0)):
-        room = Room(smoke(), smoke().fleets[0], replace(SMALL, rates=rates, tuned_on=6))
-        assert room.tuned([[Never()], [Heuristic()]]) == [smoke().fleets[0].train.lr] * 2
+    """Of one that is right and one that moves nothing."""
+    one = room(replace(SMALL, rates=(1e-9, 1.0), tuned_on=6))
+    assert one.tuned([[Never()], [Heuristic()]]) == [smoke().fleets[0].train.lr] * 2
 
 
 def test_all_trainings_of_an_arm_have_a_say_in_its_learning_rate():
-    room = Room(smoke(), smoke().fleets[0], replace(SMALL, rates=(0.5, 1.0, 2.0)))
+    one = room(replace(SMALL, rates=(0.5, 1.0, 2.0)))
     found = [[[0.5, 0.6, 0.4], [0.1, 0.2, 0.3], [0.3, 0.2, 0.1]], [[0.9, 0.5, 0.1], [0.1, 0.4, 0.4], [0.1, 0.2, 0.3]]]
 
     def tried(policies, hosts, episode, training):
         asked_for.append((hosts, training))
         return found[training][: len(policies)]
 
-    room.tried, asked_for = tried, []
-    low, middle, high = room.grid
-    assert room.tuned([[Never()], [Never()], [Never()]]) == [middle, high, low]
-    assert room.tuned([[Never(), Never()], [Never(), Never()]]) == [low, high]
+    one.tried, asked_for = tried, []
+    low, middle, high = one.grid
+    assert one.tuned([[Never()], [Never()], [Never()]]) == [middle, high, low]
+    assert one.tuned([[Never(), Never()], [Never(), Never()]]) == [low, high]
     half = SMALL.tuned_on / 2
     assert asked_for == [(SMALL.tuned_on, 0), (half, 0), (half, 1)], "so many lives for each rate of each arm"
 
 
-def test_every_training_tries_learning_rates_on_hosts_of_its_own(monkeypatch):
-    """And what it grew is tried again on the same ones: five trainings on the same few hosts would know only those."""
-    room, met, reset = Room(smoke(), smoke().fleets[0], replace(SMALL, tuned_on=6)), [], FleetEnv.reset
-    monkeypatch.setattr(FleetEnv, "reset", lambda env: (reset(env), met.append({*env.fleet.rng_seeds.tolist()}))[0])
-    trainings = [Heuristic(), Oversized(), Never()]
-    room.tuned([trainings])
-    tuned = met.copy()
-    assert [len(hosts) for hosts in tuned] == [2, 2, 2]
-    assert len(set.union(*tuned)) == 6
-    met.clear()
-    grown = room.grown(trainings, room.grid[0])
-    assert met == tuned
-    met.clear()
-    room.static_tried(grown, 5)
-    assert met == tuned * len(room.grid)
-
-
 def test_no_more_hosts_at_once_than_there_is_room_for():
     """In parts, whoever leaves nothing to chance finds the same."""
-    room = Room(smoke(), smoke().fleets[0], SMALL)
-    policies, built = [Never(), Heuristic(), Oversized()], []
-    whole, env = room.tried(policies, 2), room.env
-    room.room, room.env = 12, lambda *given, **more: built.append(given[:2]) or env(*given, **more)
-    assert room.tried(policies, 2) == whole
+    one, built = room(), []
+    policies = [Never(), Heuristic(), Oversized()]
+    whole, env = one.tried(policies, 2), one.env
+    one.room, one.env = 12, lambda *given, **more: built.append(given[:2]) or env(*given, **more)
+    assert one.tried(policies, 2) == whole
     assert built == [(2, 6), (2, 3)]
 
 
@@ -305,33 +342,23 @@ def _grid():
 
 def test_a_policy_that_remembers_is_tuned_as_it_is():
     """Every learning rate has a copy of its own: with one rate three times, all three do the same."""
-    asked = smoke()
-    room = Room(asked, asked.fleets[0], SMALL)
-    for policy in (
-        FixedPlan([Planned(2, {"op": "GERMINATE", "slot": "s0"})]),
-        Learned(Controller(asked.controller, 1)),
-    ):
-        alone = play(room.env(2, 1, Band.TUNE, [0.01]), policy, 0.02)
-        three = compare(room.env(2, 3, Band.TUNE, [0.01] * 3), [policy] * 3, 0.02)
-        if isinstance(policy, FixedPlan):
-            assert all(torch.equal(o.growth, alone.growth) for o in three)
-            assert alone.growth.any()
-        else:
-            actions = SideBySide([policy] * 3).policies
-            assert len({id(p) for p in actions}) == 3
+    one, policy = room(), FixedPlan([Planned(2, {"op": "GERMINATE", "slot": "s0"})])
+    alone = play(one.env(2, 1, Band.TUNE, [0.01]), policy, 0.02)
+    three = compare(one.env(2, 3, Band.TUNE, [0.01] * 3), [policy] * 3, 0.02)
+    assert all(torch.equal(o.growth, alone.growth) for o in three)
+    assert alone.growth.any()
 
 
 def test_a_learning_rate_of_its_own_for_every_place():
-    room = Room(smoke(), smoke().fleets[0], SMALL)
-    env = room.env(2, 2, Band.FINAL, [0.1, 0.2])
+    env = room().env(2, 2, Band.FINAL, [0.1, 0.2])
     assert env.fleet.lr.tolist() == [0.1, 0.2, 0.1, 0.2]
     assert torch.equal(env.fleet.seed_lr[:, 0], env.fleet.lr)
 
 
 def test_no_host_serves_two_purposes():
-    room, seen = Room(smoke(), smoke().fleets[0], SMALL), []
+    one, seen = room(), []
     for band in Band:
-        env = room.env(4, 1, band, [0.1])
+        env = one.env(4, 1, band, [0.1])
         env.reset()
         seen += env.fleet.rng_seeds.tolist()
     assert len(set(seen)) == len(seen)
@@ -357,6 +384,19 @@ def test_every_setting_of_the_suite_can_be_examined(name):
     env = Places(fleet, Engine()).env(1, 2, Band.FINAL, fleet.test_data())
     assert env.test is not None
     assert len(env.reset().score) == 2
+
+
+def test_data_of_ones_own_can_be_examined(tmp_path):
+    (tmp_path / "tale.txt").write_text("the quick brown fox jumps over the lazy dog. " * 300)
+    pixels = np.random.default_rng(0).integers(0, 255, (400, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "mine.npz", x_train=pixels, y_train=np.arange(400) % 3)
+    for fleet in chosen_settings((), tmp_path / "mine.npz", tmp_path / "tale.txt"):
+        one = Room(smoke(), fleet, SMALL)
+        assert (one.example.fleet.task.name, one.unseen) in (
+            ("mine", "task and kind of host"),
+            ("tale", "task and kind of host"),
+        )
+        assert len(one.paper(0.01).reset().score) == 3
 
 
 def test_a_task_stands_for_its_hosts_of_all_sizes():
@@ -387,7 +427,7 @@ def test_where_a_task_has_a_teacher_its_size_is_the_measure():
     fleet = setting("planted")
     fleet = replace(fleet, options={"examples": 200}, env=replace(fleet.env, episode=3, group=1))
     asked = replace(smoke(), fleets=(fleet,))
-    config = replace(SMALL, plans=0, rates=(1.0,))
+    config = replace(AT_ONE_RATE, plans=0, hosts=2)
     (report,), _ = hold_exam(asked, [Learned(Controller(asked.controller, 1))], config)
     arms = {arm.name: arm for arm in report.arms}
     right, never = arms["right size"], arms["never"]
@@ -400,14 +440,15 @@ def test_where_a_task_has_a_teacher_its_size_is_the_measure():
     assert never.regret == pytest.approx(right.j - never.j)
     bare = never.params
     assert right.j == pytest.approx(right.mean - 0.02 * math.log(report.right_size / bare), abs=1e-6)
+    assert not right.paired
+    assert f"The teacher has {report.right_size:.0f} parameters; learned ends with" in report.size
 
 
-def test_plans_are_none_that_a_head_start_has_shown(monkeypatch):
-    asked, tried = smoke(), []
-    monkeypatch.setattr(
-        "esper.recipes.exam.tournament", lambda build, plans, *rest, **more: (tried.append(plans) or plans[:1], 0)
-    )
-    room = Room(asked, asked.fleets[0], replace(SMALL, plans=20))
-    room.plans()
-    shown = random_plans(room.example.setting, 20, asked.learn.rng_seed)
-    assert {str(plan) for plan in tried[0]}.isdisjoint(str(plan) for plan in shown)
+def test_plans_are_none_that_a_head_start_has_shown():
+    one = room(replace(SMALL, plans=20))
+    by_chance, grid = one.candidates()
+    shown = random_plans(one.example.setting, 20, one.rng_seed)
+    assert {str(plan) for plan in by_chance}.isdisjoint(str(plan) for plan in shown)
+    singles = 2 * len(one.example.setting.space.slots) * len(one.example.setting.space.blueprints)
+    assert (len(by_chance), len(grid)) == (20, singles + 20)
+    assert {line.decision for plan in grid for line in plan.plan} == {0, 1}, "at the beginning, and after a quarter"

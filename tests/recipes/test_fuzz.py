@@ -40,7 +40,7 @@ def made(plain: Any) -> Recipe | None:
 
 
 @pytest.mark.filterwarnings("ignore:unusual")
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(st.sampled_from(PLACES), ODD, st.sampled_from(["replace", "remove", "add"]))
 def test_a_changed_recipe_is_another_one_or_an_error(place, value, how):
     plain = copy.deepcopy(PLAIN)
@@ -62,7 +62,7 @@ def test_a_changed_recipe_is_another_one_or_an_error(place, value, how):
         assert Recipe.revived(again).plain() == found.plain()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(ODD)
 def test_nothing_that_small_is_a_recipe(value):
     assert made(value) is None

@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 
 from esper.leyline.errors import EsperError
 from esper.recipes import RECIPES, Recipe, recipe
+from esper.recipes.config import Band, Places
 from esper.tolaria import Engine
 
 NEED_A_GPU = ("mnist1d_gpu", "general", "further", "wider", "practice", "cifar10")
@@ -66,6 +68,27 @@ def test_nonsense_is_refused_with_its_place(plain, message):
 def test_an_unknown_recipe_suggests_another():
     with pytest.raises(EsperError, match="unknown recipe 'smok': did you mean 'smoke'"):
         recipe("smok")
+
+
+def test_bands_are_far_apart():
+    """Rounds of a tournament and trainings are counted on from a band, and a recipe's own seed is added."""
+    bands = sorted(Band)
+    assert min(after - before for before, after in pairwise(bands)) >= 1_000_000
+
+
+def test_places_are_as_new_for_whoever_comes_next():
+    (fleet,) = recipe("smoke").fleets
+    env = replace(fleet.env, staggered=True, rng_seed=7, episode=5)
+    places = Places(replace(fleet, hosts=8, rates=(0.5, 2.0), env=env), Engine())
+    first = places.env(2, 2, Band.TUNE)
+    assert first.config == replace(env, staggered=False, rng_seed=7 + Band.TUNE, group=2)
+    for _ in range(2):
+        assert first.fleet.lr.tolist() == pytest.approx([0.02, 0.02, 0.08, 0.08])
+        first.fleet.learn_at(torch.full((4,), 9.0, dtype=torch.float64))
+        first = places.env(2, 2, Band.TUNE)
+    fewer = places.env(1, 3, Band.SHOW, first.test, episode=2)
+    assert (fewer.fleet.num_hosts, fewer.config.episode, fewer.config.group) == (3, 2, 3)
+    assert len(fewer.reset().age.unique()) == 1, "all lives begin together"
 
 
 def test_groups_of_siblings_learn_at_the_rates_of_their_recipe():

@@ -8,45 +8,32 @@ import torch
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.recipes import recipe
-from esper.recipes.config import Band, FleetConfig, Places, StartConfig
-from esper.recipes.start import begin, show
+from esper.recipes.config import Band, Places, StartConfig
+from esper.recipes.start import _build, begin, show
 from esper.simic.play import play
+from esper.simic.rollout import record_lives
 from esper.simic.search import compare, random_plans
 from esper.tamiyo import Controller, ControllerConfig
 from esper.tamiyo.files import save_controller
 from esper.tamiyo.policies import Heuristic, Learned, Never
 
-START = StartConfig(plans=2, hosts=2, best=1, lives=8, epochs=200)
+START = StartConfig(plans=2, hosts=2, best=1, lives=8, epochs=60)
 RATES = (0.5, 1.0)
 SMALL = ControllerConfig(hidden=32, slot_hidden=16)
 
 
-def started(rng_seed: int = 0):
+def started(rng_seed: int = 0, start: StartConfig = START):
     plain = recipe("smoke")
     (fleet,) = plain.fleets
     fleets = (replace(fleet, options={"examples": 200}, rates=RATES, env=replace(fleet.env, episode=6)),)
     learn = replace(plain.learn, rng_seed=rng_seed)
-    asked = replace(plain, fleets=fleets, controller=SMALL, start=START, learn=learn)
+    asked = replace(plain, fleets=fleets, controller=SMALL, start=start, learn=learn)
     controller = Controller(SMALL, rng_seed)
     return asked, controller, begin(asked, controller)
 
 
-def test_the_best_is_imitated_on_other_hosts(monkeypatch):
-    lived, fleets = [], []
-    plain, build = Places.env, FleetConfig.fleet
-
-    def seen(self, hosts, group, band):
-        env = plain(self, hosts, group, band)
-        lived.append((hosts, group, band, env.fleet.lr.tolist()))
-        return env
-
-    monkeypatch.setattr(Places, "env", seen)
-    monkeypatch.setattr(FleetConfig, "fleet", lambda *given: fleets.append(given) or build(*given))
+def test_the_best_is_imitated_on_other_hosts():
     asked, controller, took = started()
-    slow, fast = (rate * asked.fleets[0].train.lr for rate in RATES)
-    tried, shown = (2, 4, Band.SEARCH, [slow] * 4 + [fast] * 4), (8, 1, Band.SHOW, [slow, fast] * 4)
-    assert lived == [shown, tried, shown], "first only to see what hosts there are"
-    assert len(fleets) == 1, "all in the same places"
     assert took == (2 * 4 + 8, 6 * (2 * 4 + 8))
     (fleet,) = asked.fleets
     env = fleet.build_group(asked.engine, 2, 4, Band.SEARCH)
@@ -68,8 +55,25 @@ def test_the_best_is_imitated_on_other_hosts(monkeypatch):
     assert (mine[..., Head.BLUEPRINT] == theirs[..., Head.BLUEPRINT])[grown].float().mean() > 0.9
 
 
+def test_plans_are_tried_and_imitated_on_hosts_apart():
+    """In the same places, at the rates of the fleet; every round of a tournament has hosts of its own."""
+    asked = small(run="somewhere")
+    (fleet,) = asked.fleets
+    places = Places(replace(fleet, rates=RATES, hosts=8), asked.engine)
+    tried = _build(places, 2, 3, 1)
+    assert (tried.config.rng_seed, tried.config.group) == (fleet.env.rng_seed + Band.SEARCH + 1, 3)
+    assert tried.fleet.lr.tolist() == pytest.approx([0.02] * 3 + [0.04] * 3)
+    controller, before = Controller(SMALL, 1), Controller(SMALL, 2)
+    shown = show(replace(asked, known=asked.fleets), fleet, controller, before)
+    env = fleet.build_group(asked.engine, START.lives, 1, Band.SHOW)
+    alone = record_lives(env, [Learned(before)], controller, asked.learn.rent.end, asked.learn.reward, 0)
+    assert torch.equal(shown.episodes.reward, alone.reward)
+    assert shown.took == (START.lives, 4 * START.lives)
+
+
 def test_the_same_seed_starts_the_same_way():
-    first, second, other = (started(seed)[1] for seed in (3, 3, 4))
+    short = replace(START, lives=2, epochs=2)
+    first, second, other = (started(seed, short)[1] for seed in (3, 3, 4))
     mine, again, theirs = (list(c.parameters()) for c in (first, second, other))
     assert all(torch.equal(a, b) for a, b in zip(mine, again, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))

@@ -1,14 +1,20 @@
 """Exams are paired, scored on test data, and tell what happened."""
 
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
 from esper.leyline.errors import EsperError
-from esper.leyline.reports import ExamReport
+from esper.leyline.reports import Interval
 from esper.leyline.state import NO_BLUEPRINT, Split
-from esper.simic.exam import Arm, Diary, Replay, sit, verdicts
-from esper.simic.play import on_test, play
-from esper.tamiyo.policies import FixedPlan, Heuristic, Never, Planned, Policy, RandomLegal, SideBySide
+from esper.simic.exam import Arm, Diary, Replay, Sitting, sit, verdicts
+from esper.simic.play import Outcome, on_test, play
+from esper.simic.statistics import chance, iqm_interval, unpaired
+from esper.tamiyo.policies import FixedPlan, Heuristic, Never, Planned, RandomLegal, SideBySide
 from esper.tolaria import EnvConfig, Fleet, FleetEnv, TrainConfig
 from esper.tolaria.grown import Grown
 from toys import SPECS, toy_task
@@ -16,40 +22,88 @@ from toys import SPECS, toy_task
 PLAN = FixedPlan([Planned(1, {"op": "GERMINATE", "slot": "s0", "blueprint": "mlp", "tempo": 3})])
 
 
-def exam_env(test: Split | None = None, episode: int = 8, num_hosts: int = 4) -> FleetEnv:
+def exam_env(test: Split | None = None, episode: int = 6, num_hosts: int = 4) -> FleetEnv:
     task = toy_task("mlp", 64, 32)
     fleet = Fleet(SPECS["mlp"], task, range(num_hosts), TrainConfig(batch_size=32))
     test = Split(*(x.flip(0)[:20] for x in task.train)) if test is None else test
     return FleetEnv(fleet, EnvConfig(episode=episode), test)
 
 
-def examined(*policies: Policy) -> ExamReport:
-    arms = [Arm(p.name, [sit(exam_env(), p, rent=0.02)], 8, 0.01) for p in policies]
-    return verdicts(exam_env().fleet, 0.02, arms[0], arms[1:])
+def arm(name: str, j: list[float], **more: Any) -> Arm:
+    """One whose six hosts ended like this: with twice as much as a score, and one wild host by the metric."""
+    given = torch.tensor(j)
+    growth, flops, sick = (torch.tensor(x) for x in ([0.0, 1.0] * 3, [10.0, 30.0] * 3, [0.0, 0.0, 1.0] * 2))
+    outcome = Outcome(given, 2 * given, torch.tensor([2.0, 0, 1, 100, 3, 0]), growth, flops, sick)
+    sitting = Sitting(outcome, [], [], toy_fleet().state, seconds=3.0)
+    return Arm(name, [sitting], **{"episode": 8, "lr": 0.01, **more})
 
 
-def test_arms_that_do_the_same_fare_the_same_and_the_difference_is_nothing():
-    report = examined(PLAN, Never(), FixedPlan(PLAN.plan, name="again"))
-    own, never, again = report.arms
-    assert (again.mean, again.j, again.params) == (own.mean, own.j, own.params)
-    assert again.vs is not None
-    assert (again.vs.mean, again.vs.low, again.vs.high) == (0, 0, 0)
-    assert never.vs is not None
-    assert never.vs.mean == pytest.approx(own.j - never.j)
-    assert (own.vs, own.chance) == (None, None)
-    assert again.chance == 1.0
-    assert len(own.scores) == 4
-    assert (report.hosts, report.policy, report.task) == (4, "plan", "toy mlp")
+@cache
+def toy_fleet() -> Fleet:
+    """Of a task with a teacher of 100 parameters."""
+    task = toy_task("mlp", 64, 32)
+    task = task._replace(spec=replace(task.spec, facts={"teacher_parameters": 100}))
+    return Fleet(SPECS["mlp"], task, range(6), TrainConfig(batch_size=32))
 
 
-def test_an_arm_is_what_its_hosts_are():
-    report, bare = examined(PLAN, Never()), exam_env().setting.parameters
-    alone = play(exam_env(), Never(), 0.02)
-    assert report.arms[1].mean == pytest.approx(alone.metric.mean().item())
-    assert report.arms[1].params == bare
-    assert report.arms[0].params == pytest.approx(bare * (1 + report.arms[0].growth))
-    assert report.arms[0].seconds > 0
-    assert report.arms[0].growth > 0
+OURS = [1.0, 2, 3, 4, 5, 6]
+LESS, MORE, LEVEL = ([j + change for j in OURS] for change in (-1, 1, 0))
+
+
+def test_verdicts_by_hand():
+    """Above never and below the oracle by 1 on every host, which flips of signs make in 2 of 64 cases: the second and
+    third of five chances, so that Holm counts the larger of 4 and 3 times that."""
+    others = [
+        arm("never", LESS, episode=9, lr=0.02),
+        arm("grid oracle", MORE, searched=77, plan="0: GERMINATE s0"),
+        arm("same", LEVEL),
+        arm("replay", LESS, paired=False),
+        arm("right size", [10.0] * 6, paired=False),
+    ]
+    report = verdicts(toy_fleet(), 0.02, arm("ours", OURS), others, data="validation")
+    own, never, oracle, same, replay, right = report.arms
+    bare = toy_fleet().trunk.layout.num_parameters
+    assert (report.policy, report.task, report.host, report.metric) == ("ours", "toy mlp", "mlp 8-8", "accuracy")
+    assert (report.hosts, report.trainings, report.episode, report.rent, report.data) == (6, 1, 8, 0.02, "validation")
+    assert report.right_size == 100
+    assert report.of_oracle is not None
+    part = report.of_oracle
+    assert (part.mean, part.low, part.high) == pytest.approx((0.5,) * 3), "of the 2 that the oracle is above never"
+    assert (own.mean, own.iqm, own.j) == (pytest.approx(106 / 6), 1.5, 3.5)
+    assert own.iqm_interval == iqm_interval(np.array([2.0, 0, 1, 100, 3, 0]))
+    assert (own.growth, own.params, own.flops, own.sick, own.seconds) == (0.5, 1.5 * bare, 20, pytest.approx(1 / 3), 3)
+    assert (own.scores, own.objectives) == (tuple(2 * j for j in OURS), tuple(OURS))
+    assert (own.vs, own.vs_score, own.improvement, own.chance) == (None, None, None, None)
+    assert (own.excess, own.regret) == (1.5 * bare - 100, 6.5)
+    assert (never.vs, never.vs_score) == (Interval(1, 1, 1), Interval(2, 2, 2))
+    assert (oracle.vs, same.vs) == (Interval(-1, -1, -1), Interval(0, 0, 0))
+    assert never.improvement == pytest.approx((21 + 5 / 2) / 36), "above in 21 of 36 pairs, equal in 5"
+    assert never.chance == oracle.chance == pytest.approx(4 * 2 / 64, abs=0.02)
+    assert same.chance == 1
+    assert (never.regret, right.regret, right.excess) == (7.5, 0, own.excess)
+    assert [(a.episode, a.lr) for a in report.arms] == [(8, 0.01), (9, 0.02)] + [(8, 0.01)] * 4
+    assert [(a.searched, a.plan) for a in (never, oracle)] == [(0, ""), (77, "0: GERMINATE s0")]
+    ours, theirs = np.array(OURS), np.array(LESS)
+    assert (replay.vs, replay.vs_score) == (unpaired(ours, theirs), unpaired(2 * ours, 2 * theirs))
+    assert [a.paired for a in report.arms] == [True] * 4 + [False] * 2
+    alone = verdicts(toy_fleet(), 0.02, arm("ours", OURS), [arm("replay", LESS, paired=False)])
+    assert alone.arms[1].chance == chance(ours, theirs, hosts_are_paired=False) > 0.3
+    assert (alone.of_oracle, alone.arms[0].regret) == (None, None), "with neither never, oracle nor right size"
+
+
+def test_several_trainings_count_as_one_arm():
+    """Of 3.5 and 5.5 in the mean; the first one's time, as whoever comes later finds everything recorded."""
+    (one,), (two,) = (arm("ours", j).sittings for j in (OURS, [j + 2 for j in OURS]))
+    ours = arm("ours", OURS)._replace(sittings=[one, two._replace(seconds=1.0)])
+    report = verdicts(toy_fleet(), 0.02, ours, [arm("never", LESS)])
+    assert (report.trainings, report.hosts) == (2, 6)
+    assert (report.arms[0].j, report.arms[0].seconds, report.arms[1].vs) == (4.5, 3.0, Interval(2, 1, 3))
+    assert report.arms[0].objectives == (*OURS, *(j + 2 for j in OURS))
+
+
+def test_every_arm_needs_a_name_of_its_own():
+    with pytest.raises(EsperError, match="2 arms are called 'never'"):
+        verdicts(toy_fleet(), 0.02, arm("ours", OURS), [arm("never", LESS), arm("never", MORE)])
 
 
 def test_nothing_but_the_score_depends_on_test_data():
@@ -90,18 +144,6 @@ def play_until(env: FleetEnv, policy: FixedPlan, decisions: int) -> None:
         ).signals
 
 
-def test_a_sick_host_is_no_better_than_chance():
-    env = exam_env(episode=4, num_hosts=2)
-    env.reset()
-    env.fleet.trunk.flat[0] = torch.nan
-    step = env.step(torch.zeros(2, 8, dtype=torch.long))
-    assert step.terminated.tolist() == [True, False]
-    final = on_test(step, env)
-    assert final.score[0] == final.metric[0] == pytest.approx(env.setting.chance)
-    assert step.test is not None
-    assert final.score[1] == step.test.score[1]
-
-
 def test_lives_are_told_as_they_were():
     one, other = (sit(exam_env(), policy, rent=0.02, told=2) for policy in (PLAN, Never()))
     assert [(life.arm, life.host) for life in (*one.lives, *other.lives)] == [
@@ -111,7 +153,7 @@ def test_lives_are_told_as_they_were():
         ("never", 1),
     ]
     grown, never = one.lives[0].epochs, other.lives[0].epochs
-    assert [epoch.epoch for epoch in grown] == list(range(8))
+    assert [epoch.epoch for epoch in grown] == list(range(6))
     assert [epoch.op for epoch in grown[:3]] == ["WAIT", "GERMINATE", "WAIT"]
     assert grown[0] == never[0], "until it grows, a twin does the same"
     assert grown[1].slots[0].blueprint == "mlp"
@@ -132,33 +174,31 @@ def test_a_sick_host_that_is_judged_by_its_loss_is_no_better_than_guessing():
     assert final.metric.isfinite().all()
 
 
-def test_every_arm_needs_a_name_of_its_own():
-    with pytest.raises(EsperError, match="2 arms are called 'never'"):
-        examined(PLAN, Never(), FixedPlan(PLAN.plan, name="never"))
-
-
 def test_what_comes_after_a_sick_host_is_not_its_doing():
     env = exam_env(episode=4, num_hosts=2)
-    diary = Diary(env, [])
+    diary, steps = Diary(env, [0, 1]), []
     env.reset()
     env.fleet.trunk.flat[0] = torch.nan
-    action = torch.tensor([env.setting.space.action("GERMINATE")] * 2)
-    diary.note(action, env.step(action))
-    diary.note(action, env.step(action))
+    action = torch.tensor([env.setting.space.action("GERMINATE", blueprint="mlp")] * 2)
+    for _ in range(2):
+        steps.append(env.step(action))
+        diary.note(action, steps[-1])
     assert torch.equal(diary.actions[0], action)
     assert not diary.actions[1][0].any()
     assert torch.equal(diary.actions[1][1], action[1])
-
-
-def test_an_arm_whose_hosts_are_others_is_not_compared_host_by_host():
-    one, never = (sit(exam_env(), policy, rent=0.02) for policy in (PLAN, Never()))
-    arms = [Arm("never", [never], 8, 0.01, paired=paired) for paired in (True, False)]
-    fleet = exam_env().fleet
-    with_pairs, without = (verdicts(fleet, 0.02, Arm("ours", [one], 8, 0.01), [arm]).arms[1] for arm in arms)
-    assert with_pairs.vs is not None
-    assert without.vs is not None
-    assert with_pairs.vs.mean == pytest.approx(without.vs.mean)
-    assert with_pairs.vs != without.vs
+    assert (steps[1].final.slots.blueprint[:, 0] != NO_BLUEPRINT).all(), "something grows in its place"
+    assert diary.final.blueprint[0].tolist() == [NO_BLUEPRINT, NO_BLUEPRINT]
+    assert torch.equal(diary.final.blueprint[1], steps[1].final.slots.blueprint[1])
+    sick, healthy = diary.lives()
+    assert [len(sick), len(healthy)] == [1, 2], "a life is told as long as it lasts"
+    told, now = healthy[1], steps[1].final
+    for name, field in {"train_loss": "train_loss", "validation_loss": "loss", "metric": "metric"}.items():
+        assert getattr(told, name) == getattr(now, field)[1]
+    assert (told.epoch, told.op, told.refused) == (1, "GERMINATE", True)
+    assert (told.score, told.growth, told.flops) == (now.score[1], now.growth[1], now.flops[1])
+    assert told.parameters == round(env.setting.parameters * (1 + now.growth[1].item()))
+    assert (told.slots[0].stage, told.slots[0].blueprint) == ("TRAINING", "mlp")
+    assert told.slots[0].contribution == now.vitals.contribution[1, 0]
 
 
 def test_nobody_asks_what_the_seeds_of_a_grown_host_are_worth():
@@ -166,19 +206,6 @@ def test_nobody_asks_what_the_seeds_of_a_grown_host_are_worth():
     grown = Grown(env.fleet, sit(exam_env(), PLAN, rent=0.02).topology, env.config, env.test)
     grown.reset()
     assert (grown.flops() < env.fleet.flops()).all()
-
-
-def test_several_trainings_are_averaged_and_resampled():
-    one, two, never = (sit(exam_env(), policy, rent=0.02) for policy in (PLAN, RandomLegal(), Never()))
-    report = verdicts(exam_env().fleet, 0.02, Arm("ours", [one, two], 8, 0.01), [Arm("never", [never], 8, 0.01)])
-    assert report.trainings == 2
-    assert report.arms[0].seconds == one.seconds, "of the first: whoever comes later finds everything recorded"
-    both = (one.outcome.objective.mean() + two.outcome.objective.mean()).item() / 2
-    assert report.arms[0].j == pytest.approx(both, abs=1e-6)
-    difference = report.arms[1].vs
-    assert difference is not None
-    assert difference.mean == pytest.approx(both - never.outcome.objective.mean().item(), abs=1e-6)
-    assert difference.low <= difference.mean <= difference.high
 
 
 def test_what_was_done_can_be_done_again():

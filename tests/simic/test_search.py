@@ -44,7 +44,12 @@ def test_random_plans_are_legal_different_and_the_same_from_the_same_seed():
     assert len(set(texts)) == 30
     for plan in plans:
         plan.begin(setting, 1, torch.device("cpu"))
-        assert all(line.decision < 10 for line in plan.plan)
+        born = {line.action["slot"]: line.decision for line in plan.plan if line.action["op"] == "GERMINATE"}
+        assert max(born.values()) < 5, "in the first half"
+        hurried = [line for line in plan.plan if line.action["op"] != "GERMINATE"]
+        assert all((line.action["op"], line.decision) == ("ADVANCE", born[line.action["slot"]] + 2) for line in hurried)
+    times = {line.decision for plan in plans for line in plan.plan if line.action["op"] == "GERMINATE"}
+    assert times == set(range(5))
     with pytest.raises(EsperError, match="count must be at least 1"):
         random_plans(setting, 0)
 
@@ -68,7 +73,7 @@ def test_a_tournament_leaves_the_better_quarter_for_four_times_as_many_hosts():
 
     def build(hosts: int, group: int, round: int):
         asked.append((hosts, group, round))
-        return make_env("mlp", hosts * group, episode=6, group=group, rng_seed=round)
+        return make_env("mlp", hosts * group, episode=2, group=group, rng_seed=round)
 
     plans = random_plans(build(1, 1, 0).setting, 9, rng_seed=2)
     asked.clear()

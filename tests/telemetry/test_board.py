@@ -2,7 +2,6 @@
 
 from io import StringIO
 
-import pytest
 from rich.console import Console
 
 from esper.leyline.reports import Anomaly, HeadReport
@@ -23,14 +22,13 @@ def test_before_the_first_update_it_says_so():
 def test_it_shows_how_far_how_well_and_what_is_done():
     board = Board("runs/x", 10)
     ops = {"WAIT": 30, "GERMINATE": 10}
-    for update in range(4):
-        board.hear(
-            report(update, objective=0.5 + update / 10, ops=ops, seconds={"collect": 20.0}, occupancy=(0.25, 1.0))
-        )
+    for update in range(7):
+        took = {"collect": 12.0, "learn": 8.0} if update >= 2 else {"collect": 100.0}
+        board.hear(report(update, objective=0.5 + update / 10, ops=ops, seconds=took, occupancy=(0.25, 1.0)))
     text = drawn(board)
     assert "runs/x" in text
-    assert "4 of 10, 2 min 00 s to go" in text
-    assert "0.8000  (from 0.5000)" in text
+    assert "7 of 10, 1 min 00 s to go" in text, "three times what the last five took"
+    assert "1.1000  (from 0.5000)" in text
     assert "wait 75%" in text
     assert "germinate 25%" in text
     assert "s0 ▃▃▃▃ 25%" in text
@@ -58,12 +56,9 @@ def test_nothing_known_is_no_number():
     assert "no life has ended yet" in drawn(Board("x", 2, [report(0, objective=None)]))
 
 
-@pytest.mark.parametrize("values", [[1.0], [2.0, 2.0], [0.0, 1.0], list(range(100))])
-def test_sparklines_go_from_the_lowest_to_the_highest(values):
-    bars = sparkline(values, 44)
-    assert len(bars) == min(len(values), 44)
-    assert bars[0] == BARS[0]
-    assert bars[-1] == (BARS[-1] if len(set(values)) > 1 else BARS[0])
+def test_sparklines_go_from_the_lowest_to_the_highest_of_the_newest():
+    assert [sparkline(values, 4) for values in ([1.0], [2.0, 2.0], [0.0, 1.0])] == ["▁", "▁▁", "▁█"]
+    assert sparkline([99.0, 0.0, 8.0, 4.0, 2.0], 4) == "▁█▅▃"
 
 
 def test_what_is_not_finite_is_a_gap():

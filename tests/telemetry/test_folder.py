@@ -3,17 +3,21 @@
 import json
 import math
 import pickle
+import resource
 import shutil
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 
 from esper.cli import main
-from esper.cli.look import Report
+from esper.cli.look import Exam, Report
 from esper.cli.train import Resume, Train
 from esper.leyline.errors import EsperError, FileError
 from esper.telemetry import RunFolder
 from esper.telemetry.folder import environment
-from telemetry_toys import SMALL, report
+from telemetry_toys import SMALL, lives, report, small_run
 
 
 @pytest.fixture
@@ -23,17 +27,16 @@ def folder(tmp_path):
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    path = tmp_path_factory.mktemp("runs") / "run"
-    Train(recipe="smoke", run_dir=path, changes=SMALL).run()
-    return path
+    return small_run(tmp_path_factory.getbasetemp(), tmp_path_factory.mktemp("runs") / "run")
 
 
-def test_reports_are_lines_that_anyone_can_read(folder):
+def test_reports_and_lives_are_lines_that_anyone_can_read(folder):
     folder.append(report(0, objective=math.nan))
     folder.append(report(1, objective=0.5))
     lines = (folder.path / "reports.jsonl").read_text().splitlines()
     assert [json.loads(line, parse_constant=pytest.fail)["objective"] for line in lines] == [None, 0.5]
-    assert [r.update for r in folder.reports()] == [0, 1]
+    assert [(r.update, r.lives) for r in folder.reports()] == [(0, ()), (1, ())]
+    assert folder.episodes() == [*lives(0), *lives(1)], "a line each, in a log of their own"
 
 
 def test_a_line_that_is_being_written_is_not_read(folder):
@@ -47,12 +50,128 @@ def test_cutting_forgets_what_came_later(folder):
     folder.append(report(0))
     offsets = folder.offsets()
     folder.append(report(1))
+    for name in offsets:  # one that has lost lines; nothing is cut of either
+        with pytest.raises(FileError, match=f"{name} is shorter"):
+            folder.cut(offsets | {name: 10**6})
+        assert [r.update for r in folder.reports()] == [0, 1]
+        assert len(folder.episodes()) == 4
     folder.cut(offsets)
     assert [r.update for r in folder.reports()] == [0]
     assert [life.update for life in folder.episodes()] == [0, 0]
-    for name in offsets:
-        with pytest.raises(FileError, match=f"{name} is shorter"):
-            folder.cut(offsets | {name: offsets[name] + 1})
+
+
+def test_a_damaged_line_is_named(folder):
+    folder.append(report(0))
+    with open(folder.path / "reports.jsonl", "a") as file:
+        file.write("half a li\n")
+    folder.append(report(1))
+    with pytest.raises(FileError, match=r"reports\.jsonl is damaged after line 1"):
+        folder.reports()
+
+
+def test_a_folder_of_a_newer_version_is_refused(folder):
+    assert folder.config() == {"name": "x"}
+    (folder.path / "config.json").write_text('{"version": 2, "recipe": {}}')
+    with pytest.raises(FileError, match=r"newer Esper \(version 2, this one reads up to 1\)"):
+        folder.config()
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else(folder):
+    folder.write("note.txt", "old")
+    before, (soft, hard) = set(folder.path.iterdir()), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(FileError, match=r"cannot write .*note\.txt: File too large"):
+            folder.write("note.txt", "new" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (folder.path / "note.txt").read_text() == "old"
+    assert set(folder.path.iterdir()) == before
+
+
+def test_the_newest_checkpoints_and_the_best_are_kept(folder):
+    for path in (*map(folder.checkpoint_path, (9, 10, 11, 100)), folder.best_path):
+        path.write_text("")
+    folder.keep(2)
+    assert folder.checkpoints() == [folder.checkpoint_path(11), folder.checkpoint_path(100)]
+    assert folder.best_path.exists()
+
+
+def test_final_exams_are_logged_one_after_the_other(folder, done):
+    (exam,) = RunFolder.open(done).exams()
+    for task in ("one", "two"):
+        folder.log_exam(replace(exam, task=task), ["here", "there"])
+    logged = [json.loads(line) for line in (folder.path / "exams.jsonl").read_text().splitlines()]
+    assert [(line["runs"], line["exam"]["task"]) for line in logged] == [(["here", "there"], t) for t in ("one", "two")]
+    assert all(arm["scores"] == arm["objectives"] == [] for arm in logged[0]["exam"]["arms"]), "not every host"
+
+
+def test_what_was_chosen_is_chosen_once_by_each_exam(folder):
+    def none() -> list[float]:
+        pytest.fail("it was chosen before")
+
+    assert folder.choices("a").once("rate", lambda: [0.1, 0.2]) == [0.1, 0.2]
+    assert folder.choices("a").once("rate", none) == [0.1, 0.2]
+    assert folder.choices("b").once("rate", lambda: [0.3]) == [0.3]
+    assert folder.choices("a").once("plan", lambda: [7, 80]) == [7, 80]
+    folder.choices("a").forget()
+    assert folder.choices("b").once("rate", none) == [0.3]
+    assert folder.choices("a").once("rate", lambda: [0.4]) == [0.4]
+    for asked in "ab":
+        folder.choices(asked).forget()
+    assert not (folder.path / "choices.json").exists(), "all exams have ended"
+    (folder.path / "choices.json").write_text('{"a": {"rate": ["a lot"]}}')
+    with pytest.raises(FileError, match=r"choices\.json is damaged, remove it"):
+        folder.choices("a")
+
+
+def test_two_runs_of_one_name_are_told_apart(tmp_path):
+    one, two = (RunFolder.create(tmp_path / home / "run", {}, environment("cpu", 1)) for home in "ab")
+    assert one.identity != two.identity
+    assert one.identity.startswith("run-")
+    assert one.identity == RunFolder.open(one.path).identity
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from esper.telemetry import RunFolder
+
+with RunFolder(Path(sys.argv[1])).alone():
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_process_writes_to_a_folder_at_a_time(done, tmp_path, capsys):
+    """Others are refused before they change anything. Killed, it holds nothing any more."""
+    path = tmp_path / "run"
+    shutil.copytree(done, path)
+    with open(path / "reports.jsonl", "a") as file:
+        file.write("what a resumed run would cut")
+    before = contents(path)
+    commands = [
+        Resume(run_dir=path),
+        Train(recipe="smoke", run_dir=path, changes=SMALL),
+        Exam(runs=(path,), quick=True),
+    ]
+    with subprocess.Popen([sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        for command in commands:
+            with pytest.raises(FileError, match=f"{path} is being written by another process: wait until that has"):
+                command.run()
+        assert contents(path) == before
+        with RunFolder(tmp_path / "other").alone():
+            pass
+        holder.kill()
+        holder.wait()
+        commands[0].run()
+    assert len(RunFolder.open(path).reports()) == 3
+    capsys.readouterr()
+
+
+def contents(path):
+    return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 def test_a_run_is_never_overwritten(done):
@@ -74,17 +193,20 @@ def test_the_folder_holds_everything(done):
         "lives.jsonl",
         "report.html",
         "pictures",
+        ".lock",
     }
-    assert len(RunFolder.open(done).reports()) == 2
-    assert (done / "checkpoints/best.safetensors").exists()
+    assert len(RunFolder.open(done).reports()) == 3
+    names = [path.stem for path in sorted((done / "checkpoints").iterdir())]
+    assert names == ["000002", "000003", "best"], "every second update, and the last"
     assert RunFolder.open(done).environment().keys() >= {"esper", "torch", "device", "threads", "git"}
 
 
-FILES = ("config.json", "environment.json", "reports.jsonl", "episodes.jsonl", "checkpoints/000002.safetensors")
+NEWEST = "checkpoints/000003.safetensors"
+FILES = ("config.json", "environment.json", "reports.jsonl", "episodes.jsonl", NEWEST)
+BROKEN = [(name, how) for name in FILES for how in ("truncated", "garbled", "missing")]
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("how", ["truncated", "garbled", "pickled", "missing"])
+@pytest.mark.parametrize(("name", "how"), [*BROKEN, (NEWEST, "pickled")])
 def test_what_is_broken_is_named_and_nothing_else_is_touched(name, how, done, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(done, copy)
@@ -95,37 +217,31 @@ def test_what_is_broken_is_named_and_nothing_else_is_touched(name, how, done, tm
     else:
         wrong = {"truncated": content[: len(content) // 2], "garbled": b"\xff" * 40, "pickled": pickle.dumps(print)}
         path.write_bytes(wrong[how])
-    others = {p: p.read_bytes() for p in copy.rglob("*.*") if p.is_file() and p != path}
-    if (name, how) == ("checkpoints/000002.safetensors", "missing"):
+    before = contents(copy)
+    if (name, how) == (NEWEST, "missing"):
         Resume(run_dir=copy).run()  # goes on from the one before
         return
     with pytest.raises(EsperError, match=str(copy)):
         Resume(run_dir=copy).run()
-    for other, before in others.items():
-        assert other.read_bytes() == before
+    assert contents(copy) == before
 
 
-@pytest.mark.parametrize("name", ["reports.jsonl", "episodes.jsonl", "exam.json", "lives.jsonl", "environment.json"])
-@pytest.mark.parametrize(
-    "content", [b"{}\n", b"[1]\n", b"\xff\xfe\n", b'{"update": "x"}\n', pickle.dumps(print) + b"\n"]
-)
+CONTENTS = (b"{}\n", b"[1]\n", b"\xff\xfe\n", b'{"update": "x"}\n')
+UNREADABLE = [(name, x) for name in ("reports.jsonl", "episodes.jsonl", "exam.json", "lives.jsonl") for x in CONTENTS]
+
+
+@pytest.mark.parametrize(("name", "content"), [*UNREADABLE, *(("environment.json", x) for x in CONTENTS[1:3])])
 def test_a_report_on_broken_files_names_them(name, content, done, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(done, copy)
     (copy / name).write_bytes(content)
-    if name == "environment.json" and content.startswith(b"{"):
-        Report(run_dir=copy).run()  # little is known of where it ran, which is no error
-    elif name == "episodes.jsonl":
-        with pytest.raises(FileError, match=name):
-            RunFolder.open(copy).episodes()
-    else:
-        with pytest.raises(EsperError, match=name):
-            Report(run_dir=copy).run()
+    with pytest.raises(EsperError, match=name):
+        RunFolder.open(copy).episodes() if name == "episodes.jsonl" else Report(run_dir=copy).run()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileError, match="cannot begin a run in"):
+    with pytest.raises(FileError, match=r"cannot write .*file/run"):
         Train(recipe="smoke", run_dir=tmp_path / "file" / "run", changes=SMALL).run()
 
 

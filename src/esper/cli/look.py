@@ -4,7 +4,7 @@ import hashlib
 import json as json_module
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -26,10 +26,10 @@ from esper.leyline.errors import EsperError, FileError
 from esper.leyline.plain import finite
 from esper.leyline.reports import ExamReport, Life
 from esper.recipes import FleetConfig, Recipe
-from esper.recipes.exam import QUICK, ExamConfig, afresh, held_one_by_one
+from esper.recipes.exam import QUICK, ExamConfig, Once, Tell, afresh, held_one_by_one
 from esper.recipes.suite import HELD_OUT, chosen
 from esper.tamiyo.files import SHIPPED, load_controller
-from esper.tamiyo.policies import FixedPlan, Learned, Planned
+from esper.tamiyo.policies import FixedPlan, Learned, Planned, Policy
 from esper.telemetry import Board, RunFolder
 from esper.telemetry.folder import CONTROLLER, environment
 from esper.tolaria import Engine
@@ -89,16 +89,31 @@ class Exam:
         files = [path if path.is_file() else path / CONTROLLER for path in runs]
         different(files)
         policies = [Learned(load_controller(path).to(asked.engine.place())) for path in files]
-        place = self.place(folders, asked)
-        guests, tell = [read_plan(path) for path in self.plan], Console(stderr=True, log_path=False).log
-        if self.quick and not fleets:
-            fleets = few(asked.fleets)
-            if len(fleets) < len(asked.fleets):
-                tell(f"{len(fleets)} of the {len(asked.fleets)} settings of {asked.name}: --tasks names others")
-        config = self.quickly(len(fleets)) if self.quick else self.exam
         known = {**cost(folders), "held": self.held(asked)}
-        choices = place.choices(self.question(asked, files)) if place else None
-        once = choices.once if choices else afresh
+        place = self.place(folders, asked)
+        if place is None:
+            self.hold(asked, policies, known)
+        else:
+            with place.alone():
+                choices = place.choices(self.question(asked, files))
+                self.hold(asked, policies, known, place, choices.once)
+                choices.forget()
+                report = write_report(place)
+            if report and not self.json:
+                print(f"report: {report}")
+
+    def hold(
+        self,
+        asked: Recipe,
+        policies: Sequence[Policy],
+        known: Mapping[str, Any],
+        place: RunFolder | None = None,
+        once: Once = afresh,
+    ) -> None:
+        """All exams, each told of and kept as soon as it has ended."""
+        guests, tell = [read_plan(path) for path in self.plan], Console(stderr=True, log_path=False).log
+        fleets = self.examined(asked, tell)
+        config = self.quickly(len(fleets)) if self.quick else self.exam
         exams, lives = [], []
         for exam, told in held_one_by_one(asked, policies, config, guests, fleets, tell, once):
             exams.append(replace(exam, **known))
@@ -109,13 +124,18 @@ class Exam:
                 print(json_module.dumps(finite(asdict(exams[-1]))))
             else:
                 show_exam(exams[-1], Console())
-        if choices:
-            choices.forget()
         if place is None and config.final:
             tell("a final exam was held, and is kept nowhere: add --out next time")
-        report = write_report(place) if place else None
-        if report and not self.json:
-            print(f"report: {report}")
+
+    def examined(self, asked: Recipe, tell: Tell) -> list[FleetConfig]:
+        """The settings that are examined in. A quick exam takes a few of many that were learned from, and says so."""
+        fleets = self.settings()
+        if fleets or not self.quick:
+            return fleets or list(asked.fleets)
+        fleets = few(asked.fleets)
+        if len(fleets) < len(asked.fleets):
+            tell(f"{len(fleets)} of the {len(asked.fleets)} settings of {asked.name}: --tasks names others")
+        return fleets
 
     def question(self, asked: Recipe, files: Sequence[Path]) -> str:
         """The same for exams in which the same is chosen: of the same command, on such a machine, with such files."""

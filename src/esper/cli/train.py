@@ -107,8 +107,9 @@ class Train:
         path = self.run_dir or Path("runs") / f"{asked.name}-{datetime.now():%Y%m%d-%H%M%S}"
         training = asked.build()
         known = environment(asked.engine.device_name, torch.get_num_threads(), self.command())
-        folder = RunFolder.create(path, asked.plain(), known)
-        go_on(folder, asked, training, self.listening)
+        with RunFolder(path).alone():
+            folder = RunFolder.create(path, asked.plain(), known)
+            go_on(folder, asked, training, self.listening)
 
     def command(self) -> str:
         """What makes the same run again, as far as its recipe is concerned."""
@@ -137,12 +138,12 @@ class Resume:
 
     def run(self) -> None:
         folder = RunFolder.open(self.run_dir)
-        asked = Recipe.revived(folder.config())
-        before, threads = folder.environment().get("threads"), torch.get_num_threads()
-        if before != threads:
-            warnings.warn(f"begun with {before} threads, gone on with {threads}: bits may differ", stacklevel=1)
-        training = asked.build()
-        go_on(folder, asked, training, self.listening, resumed=True)
+        with folder.alone():
+            asked = Recipe.revived(folder.config())
+            before, threads = folder.environment().get("threads"), torch.get_num_threads()
+            if before != threads:
+                warnings.warn(f"begun with {before} threads, gone on with {threads}: bits may differ", stacklevel=1)
+            go_on(folder, asked, asked.build(), self.listening, resumed=True)
 
 
 @dataclass(frozen=True, kw_only=True)

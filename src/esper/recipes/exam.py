@@ -251,28 +251,34 @@ class Room:
     def plans(self) -> list[Policy]:
         if not self.config.plans:
             return []
+        return [self.best(name, plans) for name, plans in zip(SEARCHED, self.candidates(), strict=True)]
+
+    def candidates(self) -> tuple[list[FixedPlan], list[FixedPlan]]:
+        """Plans written by chance, and a grid of single ones and pairs."""
         setting, times = self.example.setting, (0, self.fleet.env.episode // 4)
         rng_seed = Band.PLANS + self.rng_seed  # others than those that the policy may have begun with
         pairs = pair_plans(setting, times, self.config.plans, rng_seed)
-        by_chance = random_plans(setting, self.config.plans, rng_seed)
-        tried = (by_chance, [*single_plans(setting, times), *pairs])
-        return [self.best(name, plans) for name, plans in zip(SEARCHED, tried, strict=True)]
+        return random_plans(setting, self.config.plans, rng_seed), [*single_plans(setting, times), *pairs]
 
     def best(self, name: str, plans: Sequence[FixedPlan]) -> Policy:
         """The best of them on hosts of their own, which learn at different rates."""
-        around = replace(self.fleet, rates=AROUND, hosts=len(AROUND) * self.fleet.env.group)
-        places = Places(around, self.recipe.engine)
-
-        def build(hosts: int, group: int, round: int) -> FleetEnv:
-            return places.env(hosts, group, Band.PLANS + round)
 
         def choose() -> list[float]:
-            (best,), lives = tournament(build, plans, self.rent, hosts=len(AROUND), room=self.room)
+            (best,), lives = tournament(self.ground, plans, self.rent, hosts=len(AROUND), room=self.room)
             return [plans.index(best), lives]
 
         best, lives = map(int, self.chosen(f"{name}, chosen among {len(plans)}", choose))
-        self.searched[name] = lives
+        self.searched[name], self.grounds.fleet = lives, None  # its memory may be needed
         return FixedPlan(plans[best].plan, name=name)
+
+    def ground(self, hosts: int, group: int, round: int) -> FleetEnv:
+        """Hosts that plans are tried on."""
+        return self.grounds.env(hosts, group, Band.PLANS + round)
+
+    @cached_property
+    def grounds(self) -> Places:
+        around = replace(self.fleet, rates=AROUND, hosts=len(AROUND) * self.fleet.env.group)
+        return Places(around, self.recipe.engine)
 
     def derived(self, policies: Sequence[Policy], ours: Arm, never: Arm) -> list[Arm]:
         """What follows from the grown hosts: bare hosts that train for as many operations, their topologies from

@@ -12,6 +12,7 @@ choices.json           learning rates and plans that exams which have not ended 
 start.json             what was done before the first update: a head start, and the run that this one goes on from
 lives.jsonl            what it did with some of them, decision by decision
 report.html, pictures/ all of this, to look at
+.lock                  held by whoever writes to the folder
 """
 
 import json
@@ -19,8 +20,8 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -32,12 +33,17 @@ from esper.leyline.errors import EsperError, FileError
 from esper.leyline.plain import finite, revive
 from esper.leyline.reports import ExamReport, Life, LifeReport, UpdateReport
 
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing is locked
+    fcntl = None
+
 VERSION = 1
 """Of the folder's layout; docs/files.md lists what each version changed."""
 BEST = "best.safetensors"
 REPORTS, EPISODES, EXAM, LIVES = "reports.jsonl", "episodes.jsonl", "exam.json", "lives.jsonl"
 EXAMS, START, CONTROLLER = "exams.jsonl", "start.json", "controller.safetensors"
-CHOICES = "choices.json"
+CHOICES, LOCK = "choices.json", ".lock"
 LOGS = (REPORTS, EPISODES)
 """What only grows; a resumed run cuts it back to where its checkpoint was written."""
 
@@ -67,6 +73,28 @@ class RunFolder:
         if not (path / "config.json").is_file():
             raise FileError(f"{path} holds no run: there is no config.json in it")
         return cls(path)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other processes from writing here meanwhile. The kernel takes the lock back from a process that ends,
+        however it ends. Where there is no `flock`, on Windows and on some network disks, nothing is locked."""
+        path = self.path / LOCK
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = open(path, "a")  # noqa: SIM115
+        except OSError as error:
+            raise FileError(f"cannot write {path}: {error.strerror or error}") from error
+        with file:
+            try:
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise FileError(
+                    f"{self.path} is being written by another process: wait until that has ended, or stop it"
+                ) from None
+            except OSError:
+                pass
+            yield
 
     def config(self) -> dict[str, Any]:
         """The recipe, as it was asked for."""
