@@ -19,13 +19,25 @@ def test_a_curve_is_monotone_and_onto(curve):
     torch.testing.assert_close(bent + bent.flip(0), torch.ones(101))
 
 
-def test_curves_differ_and_sigmoids_steepen():
-    quarter = {curve: bend(torch.tensor([0.25]), torch.tensor([curve])).item() for curve in Curve}
-    assert quarter[Curve.LINEAR] == 0.25
-    assert quarter[Curve.COSINE] == pytest.approx(0.1464, abs=1e-4)
-    steep = [quarter[c] for c in (Curve.LINEAR, Curve.SIGMOID_GENTLE, Curve.SIGMOID, Curve.SIGMOID_SHARP)]
-    assert steep == sorted(steep, reverse=True)
-    assert len(set(steep)) == 4
+QUARTER = {
+    Curve.LINEAR: 0.25,
+    Curve.COSINE: 0.146447,  # (1 - cos(pi / 4)) / 2
+    Curve.SIGMOID_GENTLE: 0.149146,  # s(x) = 1 / (1 + exp(-x)): (s(-1.5) - s(-3)) / (s(3) - s(-3))
+    Curve.SIGMOID: 0.045177,  # (s(-3) - s(-6)) / (s(6) - s(-6))
+    Curve.SIGMOID_SHARP: 0.002466,  # (s(-6) - s(-12)) / (s(12) - s(-12))
+}
+
+
+def test_curves_at_a_quarter():
+    bent = bend(torch.full((len(Curve),), 0.25), torch.tensor(list(Curve)))
+    assert dict(zip(Curve, bent.tolist(), strict=True)) == pytest.approx(QUARTER, abs=1e-6)
+
+
+def test_the_styles_ramp_bends_first_and_the_curve_second():
+    """Half a cosine at 1/3 is a quarter, which the sigmoid makes 0.045177; the other way round it would be 0.034."""
+    start, target, third = torch.tensor([[0.2], [0.7], [1 / 3]])
+    alpha = ramp(start, target, third, torch.tensor([Curve.COSINE]), torch.tensor([Curve.SIGMOID]))
+    assert alpha.item() == pytest.approx(0.2 + 0.5 * 0.045177, abs=1e-6)
 
 
 @given(st.floats(0, 1, width=32), st.floats(0, 1, width=32), st.sampled_from(Curve), st.sampled_from(Curve))

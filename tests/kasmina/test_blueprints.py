@@ -7,18 +7,48 @@ from torch import nn
 from esper.kasmina import blueprint, blueprint_names, build_host, register_blueprint, unregister_blueprint
 from esper.kasmina.blueprints.probe import probe
 from esper.kasmina.blueprints.registry import BUILT_IN
+from esper.kasmina.host import num_parameters
 from esper.kasmina.layers import CausalAttention, Linear, Norm
 from esper.leyline.actions import Graft
 from esper.leyline.errors import EsperError
-from esper.leyline.specs import Stream
+from esper.leyline.specs import SlotSpec, Stream
 from toys import SPECS, plant_in_training, toy_trainer
 
-EXPECTED = {
-    "vector": {"norm", "low_rank", "mlp", "gated_mlp"},
-    "signal": {"norm", "attention", "conv_small", "conv_light", "conv_heavy", "depthwise", "bottleneck"},
-    "image": {"norm", "attention", "conv_small", "conv_light", "conv_heavy", "depthwise", "bottleneck"},
-    "tokens": {"norm", "lora", "lora_large", "attention", "mlp_small", "mlp"},
+SIZES = {
+    "vector": {
+        "norm": 16,
+        "low_rank": (8 * 2 + 2) + (2 * 8 + 8),
+        "mlp": (8 * 32 + 32) + (32 * 8 + 8),
+        "gated_mlp": 2 * (8 * 16 + 16) + (16 * 8 + 8),
+    },
+    "signal": {
+        "norm": 16,
+        "attention": (8 * 4 + 4) + (4 * 8 + 8),
+        "conv_small": 8 * 8 + 8,
+        "conv_light": 5 * 8 * 8 + 8,
+        "conv_heavy": 5 * 8 * 32 + 64 + (5 * 32 * 8 + 8),
+        "depthwise": (5 * 8 + 8) + (8 * 8 + 8),
+        "bottleneck": 8 * 4 + 8 + 5 * 4 * 4 + 8 + (4 * 8 + 8),
+    },
+    "image": {
+        "norm": 16,
+        "attention": (8 * 4 + 4) + (4 * 8 + 8),
+        "conv_small": 8 * 8 + 8,
+        "conv_light": 9 * 8 * 8 + 8,
+        "conv_heavy": 9 * 8 * 32 + 64 + (9 * 32 * 8 + 8),
+        "depthwise": (9 * 8 + 8) + (8 * 8 + 8),
+        "bottleneck": 8 * 4 + 8 + 9 * 4 * 4 + 8 + (4 * 8 + 8),
+    },
+    "tokens": {
+        "norm": 16,
+        "lora": 8 * 4 + 4 * 8,
+        "lora_large": 8 * 16 + 16 * 8,
+        "attention": 16 + 8 * 24 + (8 * 8 + 8),
+        "mlp_small": 16 + (8 * 8 + 8) + (8 * 8 + 8),
+        "mlp": 16 + (8 * 32 + 32) + (32 * 8 + 8),
+    },
 }
+"""Parameters over 8 channels: kernel × inputs × outputs + biases, layer by layer."""
 
 
 @pytest.fixture
@@ -34,8 +64,12 @@ def registered():
         unregister_blueprint(name, stream)
 
 
-def test_the_catalogue():
-    assert {stream: set(blueprint_names(stream)) for stream in Stream} == EXPECTED
+@pytest.mark.parametrize("stream", Stream)
+def test_the_catalogue_and_what_each_kind_of_seed_weighs(stream):
+    shape = {"vector": (8,), "image": (5, 5, 8)}.get(stream, (5, 8))
+    slot = SlotSpec("s0", stream, shape)
+    sizes = {name: num_parameters(blueprint(name, stream).build(slot)) for name in blueprint_names(stream)}
+    assert sizes == SIZES[stream]
 
 
 @pytest.mark.parametrize(("name", "build", "stream"), [(row[0], row[2], s) for row in BUILT_IN for s in row[3]])
@@ -127,6 +161,17 @@ class RandomBuffer(nn.Module):
         return self.map(x) * self.noise
 
 
+class Elsewhere(nn.Linear):
+    """Computes with a reference of its own, which stacking does not reach."""
+
+    def __init__(self, slot):
+        super().__init__(slot.channels, slot.channels)
+        self.kept = [self.weight]
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.kept[0], self.bias)
+
+
 def frozen(slot):
     return nn.Linear(slot.channels, slot.channels).requires_grad_(False)
 
@@ -152,6 +197,7 @@ class Explodes(nn.Linear):
         (lambda slot: nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16)), "vector", "batch statistics"),
         (Backwards, "tokens", "a position sees later ones"),
         (Stateful, "vector", "stacked with torch.func.vmap it fails"),
+        (Elsewhere, "vector", "stacked with torch.func.vmap it computes something else"),
         (lambda slot: nn.Linear(slot.channels, 16), "vector", r"must keep the stream's shape \(3, 6\)"),
         (RandomBuffer, "vector", "noise differs from one seed to the next"),
         (frozen, "vector", "weight, bias cannot be trained"),
@@ -164,6 +210,12 @@ def test_what_could_not_live_in_a_slot_is_refused_with_the_reason(build, stream,
     with pytest.raises(EsperError, match=reason):
         register_blueprint("bad", build, stream)
     assert blueprint_names(stream) == before
+
+
+def test_a_blueprint_that_fails_on_one_of_its_streams_is_registered_for_none():
+    with pytest.raises(EsperError, match="a position sees later ones"):
+        register_blueprint("bad", Backwards, ["vector", "tokens"])
+    assert "bad" not in blueprint_names("vector")
 
 
 def test_names_are_checked():

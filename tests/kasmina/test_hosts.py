@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from esper.kasmina import build_host, host_kinds, register_host, unregister_host, weak_host
 from esper.kasmina.birth import Nursery
 from esper.kasmina.host import num_parameters
+from esper.kasmina.slots import build_seed
+from esper.leyline.actions import Graft
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import Purpose, key
 from esper.leyline.specs import HostSpec
@@ -71,11 +74,86 @@ def test_initial_streams_are_neither_dead_nor_wild(kind, rng):
 
 
 def test_the_weak_presets():
-    inputs = {"mlp": (16,), "cnn1d": (40, 1), "cnn2d": (8, 8, 1), "transformer": (64,)}
+    """Their parameters, counted by hand: segments, and the head behind them."""
+    transformer_block = (32 + 16 * 48 + 16 * 16 + 16) + (32 + 2 * (16 * 16 + 16))
+    expected = {
+        "mlp": ((16,), (16 * 8 + 8) + (8 * 8 + 8) + (8 * 10 + 10)),
+        "cnn1d": ((40, 1), (5 * 8 + 16) + 2 * (5 * 8 * 8 + 16) + (8 * 10 + 10)),
+        "cnn2d": ((8, 8, 1), (9 * 8 + 16) + 2 * (9 * 8 * 8 + 16) + (8 * 10 + 10)),
+        "transformer": ((64,), (10 * 16 + 64 * 16) + 2 * transformer_block + (32 + 16 * 10 + 10)),
+    }
     for kind in host_kinds():
-        host = build_host(weak_host(kind, inputs[kind], 10))
-        assert num_parameters(host) < 5000
-        assert host.growth == 0
+        inputs, parameters = expected[kind]
+        assert num_parameters(build_host(weak_host(kind, inputs, 10))) == parameters
+
+
+def test_growth_is_measured_against_the_bare_host():
+    """A low-rank seed of 8 channels is a map to 2 and one back."""
+    host = build_host(SPECS["mlp"])
+    bare, seed = (6 * 8 + 8) + (8 * 8 + 8) + (8 * 3 + 3), (8 * 2 + 2) + (2 * 8 + 8)
+    assert host.growth == 0
+    for s in range(2):
+        host.slot(s).plant(build_seed(host.slot_specs[s], "low_rank", Graft.ADD))
+        assert host.growth == (s + 1) * seed / bare
+
+
+def plain_mlp(x, p):
+    for _ in range(2):
+        x = functional.linear(x, next(p), next(p)).relu()
+    return functional.linear(x, next(p), next(p))
+
+
+def plain_cnn1d(x, p):
+    x = x.movedim(-1, 1)
+    for _ in range(2):
+        x = functional.conv1d(x, next(p).movedim((-1, -2), (0, 1)), stride=2, padding=2)
+        x = functional.group_norm(x, 2, next(p), next(p)).relu()
+    return functional.linear(x.mean(2), next(p), next(p))
+
+
+def plain_cnn2d(x, p):
+    x = x.movedim(-1, 1)
+    for _ in range(2):
+        x = functional.conv2d(x, next(p).movedim((-1, -2), (0, 1)), padding=1)
+        x = functional.max_pool2d(functional.group_norm(x, 2, next(p), next(p)).relu(), 2)
+    return functional.linear(x.mean((2, 3)), next(p), next(p))
+
+
+def plain_transformer(x, p):
+    """32 channels are two heads of 16."""
+    x = next(p)[x] + next(p)
+    for _ in range(2):
+        q, k, v = functional.linear(norm(x, p), next(p)).unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + functional.linear(mixed, next(p), next(p))
+        hidden = functional.gelu(functional.linear(norm(x, p), next(p), next(p)))
+        x = x + functional.linear(hidden, next(p), next(p))
+    return functional.linear(norm(x, p), next(p), next(p))
+
+
+def norm(x, p):
+    return functional.layer_norm(x, x.shape[-1:], next(p), next(p))
+
+
+PLAIN = {
+    "mlp": (HostSpec("mlp", (6,), 3, (8, 5)), plain_mlp),
+    "cnn1d": (HostSpec("cnn1d", (11, 2), 3, (8, 10)), plain_cnn1d),
+    "cnn2d": (HostSpec("cnn2d", (8, 9, 2), 3, (8, 10)), plain_cnn2d),
+    "transformer": (HostSpec("transformer", (6,), 5, (32, 32)), plain_transformer),
+}
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_a_bare_host_is_the_plain_network_it_says_it_is(kind, rng):
+    spec, plain = PLAIN[kind]
+    host = build_host(spec).double()
+    for p in host.parameters():
+        p.data.uniform_(-1, 1, generator=rng)
+    x = torch.randn(4, *spec.inputs, generator=rng, dtype=torch.float64)
+    x = torch.randint(5, (4, *spec.inputs), generator=rng) if kind == "transformer" else x
+    parameters = iter(list(host.parameters()))
+    torch.testing.assert_close(host(x), plain(x, parameters))
+    assert next(parameters, None) is None
 
 
 def test_a_host_of_ones_own_in_one_line():
@@ -106,12 +184,6 @@ def test_impossible_hosts_are_refused():
     with pytest.raises(EsperError, match="inputs must be one or more"):
         HostSpec("mlp", (), 5, (8,))
     assert build_host(HostSpec("transformer", (4,), 5, (50,))).slot_specs[0].channels == 50
-    register_host("chancy", lambda spec: [nn.Sequential(nn.Linear(4, 4), nn.Dropout()), nn.Linear(4, 2)], "vector")
-    try:
-        with pytest.raises(EsperError, match="'chancy' uses Dropout"):
-            build_host(HostSpec("chancy", (4,), 2, (4,)))
-    finally:
-        unregister_host("chancy")
     register_host("flat", lambda spec: [nn.Linear(4, 4), nn.Linear(4, 2)], "image")
     register_host("short", lambda spec: [nn.Linear(4, 2)], "vector")
     try:
@@ -122,3 +194,13 @@ def test_impossible_hosts_are_refused():
     finally:
         unregister_host("flat")
         unregister_host("short")
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(), nn.BatchNorm1d(4), nn.Sequential(nn.AlphaDropout())])
+def test_a_host_may_not_depend_on_chance_or_on_the_rest_of_its_batch(layer):
+    register_host("chancy", lambda spec: [nn.Sequential(nn.Linear(4, 4), layer), nn.Linear(4, 2)], "vector")
+    try:
+        with pytest.raises(EsperError, match=r"'chancy' uses \w+: no dropout and no batch statistics in hosts"):
+            build_host(HostSpec("chancy", (4,), 2, (4,)))
+    finally:
+        unregister_host("chancy")

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from esper.kasmina.layers import CausalAttention, Conv, Norm, Pool
+from esper.kasmina.layers import CausalAttention, Conv, Linear, Norm, Pool, run_rows
 
 
 def first(x: torch.Tensor) -> torch.Tensor:
@@ -27,12 +27,12 @@ def test_conv_is_torchs(kernel, space, depthwise, stride, rng):
     torch.testing.assert_close(first(layer(x)), expected)
 
 
-@pytest.mark.parametrize("channels", [3, 4, 6])
-def test_norm_over_space_is_group_norm(channels, rng):
+@pytest.mark.parametrize(("channels", "groups"), [(3, 1), (4, 1), (6, 1), (8, 2), (9, 1), (10, 2)])
+def test_norm_over_space_is_group_norm(channels, groups, rng):
     layer = Norm(channels, space=True).double()
     layer.weight.data.uniform_(generator=rng)
     x = torch.randn(3, 5, 4, channels, generator=rng, dtype=torch.float64)
-    expected = functional.group_norm(first(x), layer.groups, layer.weight, layer.bias)
+    expected = functional.group_norm(first(x), groups, layer.weight, layer.bias)
     torch.testing.assert_close(first(layer(x)), expected)
 
 
@@ -56,3 +56,31 @@ def test_pool_is_max_pool_where_there_is_something_to_pool(space, rng):
     x = torch.randn(2, *space, 3, generator=rng)
     kernel = tuple(2 if side > 1 else 1 for side in space)
     assert torch.equal(first(Pool()(x)), nn.functional.max_pool2d(first(x), kernel))
+
+
+class Doubled(Linear):
+    """Inherits how rows run, and changes what is computed."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Linear(4, 4),
+        lambda: nn.Sequential(Linear(4, 4), nn.GELU(), Norm(4, space=True)),
+        lambda: CausalAttention(4),
+        lambda: Doubled(4, 4),
+        lambda: nn.Sequential(nn.Linear(4, 4), Doubled(4, 4)),
+    ],
+)
+def test_rows_of_a_module_compute_what_each_computes_alone(build, rng):
+    modules = [build() for _ in range(3)]
+    x = torch.randn(3, 2, 5, 4, generator=rng)
+    params = {
+        name: torch.stack([dict(m.named_parameters())[name] for m in modules])
+        for name, _ in modules[0].named_parameters()
+    }
+    together = run_rows(modules[0], params, x)
+    torch.testing.assert_close(together, torch.stack([m(row) for m, row in zip(modules, x, strict=True)]))

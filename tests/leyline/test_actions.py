@@ -2,7 +2,19 @@
 
 import pytest
 
-from esper.leyline.actions import FIXED_CHOICES, STYLES, ActionSpace, Curve, Graft, Head, Op, per_head
+from esper.leyline.actions import (
+    ALPHA_SPEEDS,
+    ALPHA_TARGETS,
+    FIXED_CHOICES,
+    STYLES,
+    TEMPOS,
+    ActionSpace,
+    Curve,
+    Graft,
+    Head,
+    Op,
+    per_head,
+)
 from esper.leyline.errors import EsperError
 
 SPACE = ActionSpace(("s0", "s1"), ("norm", "mlp"))
@@ -41,6 +53,15 @@ def test_sizes_follow_the_names(slots):
     assert space.sizes[Head.SLOT] == slots
 
 
+def test_choices_mean_what_they_are_called():
+    for table, number in (
+        (TEMPOS, int),
+        (ALPHA_TARGETS, float),
+        (ALPHA_SPEEDS, lambda name: int(name.replace("instant", "0"))),
+    ):
+        assert table == {name: number(name) for name in table}
+
+
 def test_actions_by_name():
     action = SPACE.action("GERMINATE", slot="s1", blueprint="mlp", tempo=5, alpha_target=0.7)
     named = {head: SPACE.choices[head][choice] for head, choice in zip(Head, action, strict=True)}
@@ -50,6 +71,17 @@ def test_actions_by_name():
     assert named[Head.TEMPO] == "5"
     assert named[Head.ALPHA_TARGET] == "0.7"
     assert SPACE.action(Op.PRUNE, slot="s1", alpha_curve=Curve.COSINE)[Head.ALPHA_CURVE] == Curve.COSINE
+    left_out = {head: SPACE.choices[head][choice] for head, choice in zip(Head, SPACE.action(), strict=True)}
+    assert {head.name.lower(): name for head, name in left_out.items()} == {
+        "op": "WAIT",
+        "slot": "s0",
+        "blueprint": "norm",
+        "style": "add",
+        "tempo": "3",
+        "alpha_target": "1.0",
+        "alpha_speed": "instant",
+        "alpha_curve": "linear",
+    }
 
 
 @pytest.mark.parametrize(

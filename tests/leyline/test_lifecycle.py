@@ -3,7 +3,41 @@
 from esper.dashboard.life import STAGE_COLORS
 from esper.kasmina.gates import GATES
 from esper.leyline.actions import Op
-from esper.leyline.lifecycle import LIVING, TRANSITIONS, Gate, Stage, Voice
+from esper.leyline.lifecycle import TRANSITIONS, Gate, Stage, Voice
+
+LIFE = """
+DORMANT     GERMINATE         SANE     GERMINATED
+GERMINATED  ADVANCE,time      PLANTED  TRAINING
+TRAINING    ADVANCE,time      TRAINED  BLENDING
+BLENDING    ADVANCE,time      SETTLED  HOLDING
+BLENDING    SET_ALPHA_TARGET  OPEN     BLENDING
+HOLDING     SET_ALPHA_TARGET  OPEN     BLENDING
+HOLDING     FOSSILIZE         WORTHY   FOSSILIZED
+GERMINATED  PRUNE             RIPE     PRUNED
+TRAINING    PRUNE             RIPE     PRUNED
+BLENDING    PRUNE             RIPE     PRUNED
+HOLDING     PRUNE             RIPE     PRUNED
+PRUNED      time              FADED    EMBARGOED
+EMBARGOED   time              RESTED   RESETTING
+RESETTING   time              OPEN     DORMANT
+"""
+VOICES = {
+    Voice.EMPTY: {Stage.DORMANT, Stage.EMBARGOED, Stage.RESETTING},
+    Voice.MUTE: {Stage.GERMINATED},
+    Voice.INCUBATING: {Stage.TRAINING},
+    Voice.RAMPING: {Stage.BLENDING, Stage.PRUNED},
+    Voice.STEADY: {Stage.HOLDING, Stage.FOSSILIZED},
+}
+
+
+def test_the_life_of_a_seed_is_the_designs():
+    """The requirement, written down apart from the code once: from, by whom, through which gate, to."""
+    rows = set()
+    for row in TRANSITIONS:
+        by = [row.op.name] if row.op else []
+        rows.add((row.source.name, ",".join(by + ["time"] * row.automatic), row.gate.name, row.target.name))
+    assert rows == {tuple(line.split()) for line in LIFE.strip().splitlines()}
+    assert {voice: {stage for stage in Stage if stage.voice is voice} for voice in Voice} == VOICES
 
 
 def reachable(start: Stage) -> set[Stage]:
@@ -35,11 +69,6 @@ def test_every_way_is_chosen_or_automatic_and_unambiguous():
 
 def test_every_gate_guards_something_and_has_a_function():
     assert {row.gate for row in TRANSITIONS} == set(Gate) == set(GATES)
-
-
-def test_only_living_seeds_can_be_pruned():
-    assert LIVING == (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
-    assert {stage for stage in Stage if stage.voice is not Voice.EMPTY} == {*LIVING, Stage.FOSSILIZED, Stage.PRUNED}
 
 
 def test_every_stage_has_a_colour():

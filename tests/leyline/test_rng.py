@@ -40,6 +40,7 @@ def test_uniform_is_uniform_and_open():
     u = uniform(key(torch.arange(100), Purpose.DATA), 10_000)
     assert 0 < u.min() < u.max() < 1
     assert torch.equal(u.float().double(), u)
+    assert (u * 2**23 % 1 == 0.5).all(), "each is the middle of one of 2 ** 23 equal parts, the first and the last too"
     counts = torch.histc(u.float(), 100, 0, 1)
     chi2 = ((counts - 10_000) ** 2 / 10_000).sum()
     assert 50 < chi2 < 160  # 99 degrees of freedom: 0.001 to 99.99 %
@@ -48,8 +49,8 @@ def test_uniform_is_uniform_and_open():
 
 
 def test_purposes_epochs_and_names_have_streams_of_their_own():
-    keys = [key(1, purpose, epoch) for purpose in Purpose for epoch in range(50)]
-    keys += [key(1, name) for name in ("weight", "bias", "0.weight")]
+    keys = [key(1, purpose, epoch) for purpose in Purpose.__members__.values() for epoch in range(50)]
+    keys += [key(1, name) for name in ("weight", "bias", "0.weight", "1.weight", "0.bias")]
     assert len({int(k) for k in keys}) == len(keys)
     assert len(bits(key(1), 1000).unique()) == 1000
 

@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import json
+import math
 import pickle
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,18 @@ from esper.leyline.objectives import CLASSIFICATION
 from esper.leyline.specs import HostSpec, TaskSpec
 from esper.leyline.state import Split
 from esper.tasks import TaskData, load_task, load_test, made, packaged, register_task, task_names, unregister_task
+from esper.tasks.data import divide, standardized
 from esper.tolaria import Reference
 
-MADE = ("mnist1d", "digits", "spirals", "waves", "glyphs", "planted")
+SIZES = {
+    "mnist1d": [3400, 600, 1000],
+    "digits": [1200, 300, 297],
+    "spirals": [2000, 500, 500],
+    "waves": [2000, 500, 500],
+    "glyphs": [1334, 333, 333],
+    "planted": [4000, 1000, 1000],
+}
+MADE = tuple(SIZES)
 
 
 def splits(name: str, **options) -> list[Split]:
@@ -30,6 +40,7 @@ def splits(name: str, **options) -> list[Split]:
 @pytest.mark.parametrize("name", MADE)
 def test_splits_are_disjoint_deterministic_and_fit_the_spec(name):
     task, parts, again = load_task(name), splits(name), splits(name)
+    assert [len(part.x) for part in parts] == SIZES[name]
     rows = [{x.numpy().tobytes() for x in part.x} for part in parts]
     assert not rows[0] & rows[1]
     assert not rows[0] & rows[2]
@@ -55,28 +66,53 @@ def test_loading_never_disturbs_the_random_state(name, tmp_path, monkeypatch):
 
 
 def test_a_damaged_cache_is_made_again_and_never_unpickled(tmp_path, monkeypatch):
-    monkeypatch.setenv("ESPER_CACHE", str(tmp_path))
     good = load_task("mnist1d").train.x
-    cache = tmp_path / "mnist1d.npz"
-    whole = cache.read_bytes()
-    for damage in (whole[:5000], whole[:90_000] + b"!" + whole[90_001:], b"", pickle.dumps({"x": 1})):
-        cache.write_bytes(damage)
-        assert torch.equal(load_task("mnist1d").train.x, good)
-        assert cache.read_bytes() == whole
-
-
-def test_an_unwritable_cache_costs_time_not_data(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.warns(UserWarning, match="cannot keep"):
-        assert len(load_task("mnist1d").train.x) == 3400
-
-
-def test_other_data_from_the_package_is_noticed(tmp_path, monkeypatch):
+    whole = (packaged.cache_folder() / "mnist1d.npz").read_bytes()
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path))
-    monkeypatch.setattr(packaged, "MNIST1D_SHA256", "0" * 64)
+    cache = tmp_path / "mnist1d.npz"
+    cache.write_bytes(whole)
+    with np.load(cache) as arrays:
+        x, y = arrays["x"], arrays["y"]
+    np.savez(tmp_path / "other.npz", x=np.flip(x, 0), y=np.flip(y, 0))
+    others = (tmp_path / "other.npz").read_bytes()
+    bomb = pickle.dumps(Bomb(tmp_path / "exploded"))
+    for damage in (whole[:5000], whole[:90_000] + b"!" + whole[90_001:], b"", bomb, others):
+        cache.write_bytes(damage)
+        assert packaged._cached(cache) is None
+    assert not (tmp_path / "exploded").exists()
+    assert torch.equal(load_task("mnist1d").train.x, good)
+    assert cache.read_bytes() == whole
+
+
+class Bomb:
+    """Leaves a file behind if it is ever unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def test_fewer_examples_of_mnist1d_are_the_first_and_leave_validation_and_test_as_they_are():
+    """The last thousand are the package's own test examples."""
+    few, all_ = splits("mnist1d", examples=100), splits("mnist1d")
+    for part, whole, count in zip(few, all_, (100, 600, 1000), strict=True):
+        assert torch.equal(part.x, whole.x[:count])
+        assert torch.equal(part.y, whole.y[:count])
+    with np.load(packaged.cache_folder() / "mnist1d.npz") as arrays:
+        assert np.array_equal(few[2].x[..., 0].numpy(), arrays["x"][4000:])
+
+
+def test_an_unwritable_cache_costs_time_not_data(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.warns(UserWarning, match="cannot keep"):
+        packaged._store(tmp_path / "file" / "cache" / "mnist1d.npz", {"x": np.zeros(3), "y": np.zeros(3)})
+
+
+def test_other_data_from_the_package_is_noticed():
     with pytest.raises(EsperError, match="generates other data"):
-        load_task("mnist1d")
+        packaged._expected({"x": np.zeros((5000, 40), np.float32), "y": np.zeros(5000, np.int64)})
 
 
 @pytest.mark.parametrize(("name", "package"), [("digits", "scikit-learn"), ("mnist1d", "mnist1d")])
@@ -89,6 +125,61 @@ def test_a_missing_package_is_named(name, package, tmp_path, monkeypatch):
     monkeypatch.setattr(packaged, "import_module", missing)
     with pytest.raises(EsperError, match=rf"needs the package {package}: pip install 'esper\[data\]'"):
         load_task(name)
+
+
+def test_data_is_standardised_channel_by_channel_by_its_first_part_alone():
+    """Means 2 and 7, deviations 1 and 0."""
+    first, other = standardized(torch.tensor([[1.0, 7.0], [3.0, 7.0]]), torch.tensor([[4.0, 7.0]]))
+    assert first.tolist() == [[-1.0, 0.0], [1.0, 0.0]]
+    assert other.tolist() == [[2.0, 0.0]]
+
+
+def test_digits_are_standardised_by_training_data():
+    x = load_task("digits").train.x
+    assert x.mean().item() == pytest.approx(0.0, abs=1e-5)
+    assert x.std(correction=0).item() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_pieces_follow_each_other_and_the_last_is_what_remains():
+    x = torch.arange(10)
+    assert [part.x.tolist() for part in divide(Split(x, x), 2, 3)] == [[0, 1], [2, 3, 4], [5, 6, 7, 8, 9]]
+
+
+def test_points_of_a_spiral_lie_on_its_arms_as_far_as_the_noise_lets_them():
+    """At radius r an arm has turned by 1.5 pi r; the plane is twice as large."""
+
+    def off(noise: float) -> torch.Tensor:
+        x, y = load_task("spirals", arms=4, noise=noise).train
+        clean_x, clean_y = load_task("spirals", arms=4, noise=0.0).train
+        assert torch.equal(y, clean_y)
+        return x - clean_x
+
+    x, y = load_task("spirals", arms=4, noise=0.0).train
+    radius = x.norm(dim=1) / 2
+    angle = math.pi / 2 * y + 1.5 * math.pi * radius
+    torch.testing.assert_close(x, 2 * radius[:, None] * torch.stack([angle.cos(), angle.sin()], 1), atol=1e-5, rtol=0)
+    assert set(y.tolist()) == {0, 1, 2, 3}
+    assert off(0.5).std().item() == pytest.approx(0.5, rel=0.05)
+
+
+OPTIONS = [
+    *(("spirals", option, value) for option, value in (("noise", 0.2), ("rng_seed", 1))),
+    *(("waves", option, value) for option, value in (("noise", 0.2), ("rng_seed", 1))),
+    *(
+        ("glyphs", option, value)
+        for option, value in (("variants", 2), ("shift", 0.1), ("noise", 0.2), ("rng_seed", 1))
+    ),
+    *(("planted", option, value) for option, value in (("width", 3), ("rng_seed", 1))),
+]
+
+
+@pytest.mark.parametrize(("name", "option", "value"), OPTIONS)
+def test_an_option_changes_the_data(name, option, value):
+    """Of examples without noise, where a task has any, so that another seed is not only other noise."""
+    still = {"examples": 60} | ({} if name == "planted" or option == "noise" else {"noise": 0.0})
+    plain, other = splits(name, **still), splits(name, **still | {option: value})
+    assert [len(part.x) for part in other] == [40, 10, 10]
+    assert not any(torch.equal(a.x, b.x) and torch.equal(a.y, b.y) for a, b in zip(plain, other, strict=True))
 
 
 def test_the_planted_teacher_can_be_learned():
@@ -136,15 +227,20 @@ def test_the_planted_teacher_is_known():
 
 
 def test_a_task_of_ones_own_in_one_line():
-    x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
-    data = TaskData(TaskSpec("mine", (2,), 2, CLASSIFICATION), *(Split(x, y) for _ in range(3)))
-    register_task("mine", lambda **options: data)
+    """What its builder returns for the options is what is trained, validated and tested on."""
+
+    def build(offset: float = 0.0) -> TaskData:
+        parts = (Split(torch.full((4, 2), offset + i), torch.tensor([0, 1, 0, 1])) for i in range(3))
+        return TaskData(TaskSpec("mine", (2,), 2, CLASSIFICATION), *parts)
+
+    register_task("mine", build)
     try:
-        assert load_task("mine", anything=1).spec is data.spec
-        assert load_task("mine").spec.name == "mine"
-        assert not hasattr(load_task("mine"), "test")
+        task, test = load_task("mine", offset=5.0), load_test("mine", offset=5.0)
+        assert [part.x[0, 0].item() for part in (task.train, task.validation, test)] == [5.0, 6.0, 7.0]
+        assert [part.x[0, 0].item() for part in splits("mine")] == [0.0, 1.0, 2.0]
+        assert not hasattr(task, "test")
         with pytest.raises(EsperError, match="exists already"):
-            register_task("mine", lambda: data)
+            register_task("mine", build)
     finally:
         unregister_task("mine")
 
@@ -231,6 +327,7 @@ def test_images_in_every_form(write, tmp_path):
     assert load_task("images", path=path).spec.inputs == (4, 4, channels)
     assert len(train.x) + len(validation.x) + len(test.x) == 60
     assert len(test.x) == (10 if write is write_one_folder else 12)
+    assert [set(part.y.tolist()) for part in (validation, test)] == [{0, 1, 2}] * 2, "every class is in every part"
     torch.testing.assert_close(train.x.mean((0, 1, 2)), torch.zeros(channels), atol=1e-5, rtol=0)
     torch.testing.assert_close(train.x.std((0, 1, 2), correction=0), torch.ones(channels))
     # Every picture is there exactly once, with its own label: undo the standardisation on one channel.
@@ -311,18 +408,26 @@ def test_whatever_is_wrong_with_an_archive_it_is_a_clear_error(tmp_path):
             load_task("images", path=tmp_path / "bad.npz")
 
 
+def test_images_of_a_class_that_the_test_folder_lacks_do_not_shift_the_others(tmp_path):
+    x, y = pictures(60)
+    keep = (np.arange(60) < 48) | (y != 0)
+    _, _, test = splits("images", path=write_folders(tmp_path, x[keep], y[keep]))
+    assert sorted(test.y.tolist()) == [1] * 4 + [2] * 4
+
+
 def test_text_predicts_the_next_character(tmp_path):
-    content = "".join(chr(97 + i % 7) + "-" for i in range(600))
+    """The last tenths of the text, in its own order, are validation and test."""
+    content = " ".join(map(str, range(300)))
     (tmp_path / "book.txt").write_text(content)
     task = load_task("text", path=tmp_path / "book.txt", context=16)
     alphabet = sorted(set(content))
-    assert task.spec.outputs == len(alphabet)
+    assert task.spec.outputs == len(alphabet) == 11
     pieces = splits("text", path=tmp_path / "book.txt", context=16)
+    assert [len(part.x) for part in pieces] == [56, 6, 6]
     read = "".join(alphabet[code] for part in pieces for code in part.x.flatten().tolist())
     ahead = "".join(alphabet[code] for part in pieces for code in part.y.flatten().tolist())
-    assert content.startswith(read)
-    assert content[1:].startswith(ahead)
-    assert len(read) > 1100
+    assert read == content[: 68 * 16]
+    assert ahead == content[1 : 68 * 16 + 1]
     with pytest.raises(EsperError, match="too short"):
         load_task("text", path=tmp_path / "book.txt", context=500)
     with pytest.raises(EsperError, match=r"context \(0\) must be positive"):

@@ -1,0 +1,71 @@
+"""Relevance and slots each have one source: what learns and what decides follow leyline's table and the host's list."""
+
+import math
+
+import pytest
+import torch
+
+from esper.kasmina import build_host
+from esper.leyline.actions import Head, Op
+from esper.leyline.errors import EsperError
+from esper.leyline.specs import HostSpec
+from esper.simic import CollectConfig, PPOConfig, RewardConfig
+from esper.simic.ppo import Lives, cut, losses, totals
+from esper.simic.rollout import Collector, collect
+from esper.tamiyo.policies import FixedPlan, Planned
+from esper.tolaria import EnvConfig, Fleet, FleetEnv, TrainConfig
+from small_fleets import controller_for, make_env
+from toys import toy_task
+
+
+@pytest.fixture(scope="module")
+def lives() -> tuple[Lives, object]:
+    """Four decisions at which everything was legal."""
+    controller = controller_for()
+    fleets = Collector([make_env("mlp", 2, episode=9)], controller, CollectConfig(horizon=2))
+    fleets.begin(rent=0.0)
+    rollout = collect(fleets, controller, 0.0, RewardConfig())
+    lives = cut(rollout, torch.ones(2, 2), torch.ones(2, 2), True, controller.blank(2, torch.device("cpu")))
+    everything = {name: torch.ones_like(getattr(lives.seen, name)) for name in ("legal", "affordable")}
+    return lives._replace(seen=lives.seen._replace(**everything)), controller
+
+
+@pytest.mark.parametrize("op", Op)
+def test_advantages_entropy_and_kl_reach_the_heads_that_the_table_lists(lives, op):
+    """Each choice is e^0.1 times as likely as it was when it was made, and each advantage 1."""
+    lives, controller = lives
+    action = torch.zeros_like(lives.old.action)
+    action[..., Head.OP] = op
+    with torch.no_grad():
+        before = controller.judge(lives.seen, lives.memory, action).log_probs - 0.1
+        lives = lives._replace(old=lives.old._replace(action=action, log_probs=before))
+        found = losses(controller, lives, PPOConfig(clip=0.05), 0.01)
+    listens = torch.tensor([head in op.heads for head in Head]).float()
+    torch.testing.assert_close(totals(lives).heads, 4 * listens)
+    torch.testing.assert_close(found.policy, -1.05 * 4 * listens)
+    torch.testing.assert_close(found.kl, (math.exp(0.1) - 1.1) * 4 * listens, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.clipped, 4 * listens)
+    assert torch.equal(found.entropy > 0, listens.bool())
+
+
+@pytest.mark.parametrize("slots", [1, 3, 5])
+def test_features_rollout_and_policy_take_their_slots_from_the_host(slots):
+    """There is no other list of slots that could differ: the last one planted is the last one seen."""
+    spec = HostSpec("mlp", (6,), 3, (8,) * slots)
+    fleet = Fleet(spec, toy_task("mlp", 64, 32), range(2), TrainConfig(batch_size=32))
+    env, controller = FleetEnv(fleet, EnvConfig(episode=9)), controller_for()
+    assert env.setting.space == fleet.space == build_host(spec).space
+    fleets = Collector([env], controller, CollectConfig(horizon=2))
+    fleets.begin(rent=0.0)
+    bare = fleets.observe().features.slots
+    plant = torch.tensor([fleet.space.action("GERMINATE", slot=f"s{slots - 1}")] * 2)
+    fleets.lives = [fleets.lives[0]._replace(signals=env.step(plant).signals)]
+    seen = fleets.observe()
+    stage = (seen.features.slots != bare).any(2) & ~seen.legal[:, Op.GERMINATE]
+    assert stage.tolist() == [[False] * (slots - 1) + [True]] * 2
+    rollout = collect(fleets, controller, 0.0, RewardConfig())
+    assert rollout.seen.features.slots.shape[2] == rollout.seen.legal.shape[3] == slots
+    assert rollout.choice.action[..., Head.SLOT].max() < slots
+    plan = FixedPlan([Planned(0, {"op": "GERMINATE", "slot": f"s{slots}"})])
+    with pytest.raises(EsperError, match=f"unknown choice of head slot 's{slots}'"):
+        plan.begin(env.setting, 2, torch.device("cpu"))
