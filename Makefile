@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check format bench docs clean
+.PHONY: demo test check mutants format bench docs clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -16,11 +16,15 @@ demo: $(READY)  ## the main job: train a controller on MNIST-1D, hold its exam, 
 test: $(READY)  ## everything, slow learning tests included
 	$(BIN)/python -m pytest -n 2
 
-check: $(READY)  ## format, lint, types, import contracts
+check: $(READY)  ## format, lint, types, import contracts, and today's sample of mutants
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
+	$(BIN)/python tests/mutants/run.py --sample 20
+
+mutants: $(READY)  ## every requirement broken on purpose: each fault must be noticed by the tests it names
+	$(BIN)/python tests/mutants/run.py --write docs/mutants.md
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -7,7 +7,7 @@ from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.files import read, write
 from esper.simic import CollectConfig, RewardConfig
-from esper.simic.cloning import EPISODES_FORMAT, CloneConfig, _lives, clone, load_episodes, save_episodes
+from esper.simic.cloning import EPISODES_FORMAT, CloneConfig, _lives, clone, deviation, load_episodes, save_episodes
 from esper.simic.play import play
 from esper.simic.rollout import Collector, record
 from esper.tamiyo import Controller, ControllerConfig
@@ -55,6 +55,13 @@ def test_a_clone_expects_what_was_earned():
         *_, last = clone(controller, [rollout], CloneConfig(lr=3e-3, epochs=30, value_coef=coefficient))
         errors[coefficient] = last.value_error
     assert errors[0.5] < 0.5 * errors[0.0]
+
+
+def test_rewards_of_all_fleets_have_one_unit():
+    rollout = recorded(horizon=2, hosts=2)
+    rewards = torch.tensor([[1.0, 3.0], [2.0, 2.0]]), torch.tensor([[-4.0, 8.0], [0.0, 6.0]])
+    episodes = [rollout._replace(reward=reward) for reward in rewards]
+    assert deviation(episodes).item() == pytest.approx(torch.cat(rewards).std(correction=0).item())
 
 
 def test_lives_that_are_held_out_are_only_looked_at():

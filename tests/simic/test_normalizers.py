@@ -34,6 +34,9 @@ def test_the_count_cannot_overflow():
     running.absorb(torch.randn(1000))
     assert running.count == LARGEST_COUNT
     assert abs(running.std.item() - std) < 1e-3
+    before = running.std
+    running.absorb(running.mean + before * torch.tensor([1.0, -1.0]).repeat(500_000))
+    np.testing.assert_allclose(running.std, before, rtol=1e-8, err_msg="samples as far away as usual change nothing")
 
 
 def test_the_scale_of_rewards_is_their_deviation_so_far():

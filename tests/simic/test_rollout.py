@@ -29,6 +29,7 @@ class Script(FleetEnv):
     def __init__(self) -> None:
         super().__init__(make_env("mlp", 3).fleet, EnvConfig(episode=9))
         self.blank, self.time, self.ages = super().reset(), 0, [0, 0, 0]
+        self.with_group = [True, True, True]
 
     def reset(self) -> Signals:
         return self.numbers([0.05, 0.06, 0.07], [0.0, 0.0, 0.0])
@@ -39,6 +40,7 @@ class Script(FleetEnv):
             growth=torch.tensor(growth),
             age=torch.tensor(self.ages),
             loss=torch.tensor(score),
+            sibling=torch.tensor(self.with_group),
         )
 
     def step(self, actions: Tensor) -> Step:
@@ -50,6 +52,7 @@ class Script(FleetEnv):
         for n in range(3):
             if fate[n]:
                 score[n], growth[n], self.ages[n] = 0.01 * (n + 1), 0.0, 0
+                self.with_group[n] = fate[n] != DIES  # whoever dies is replaced alone
         died, timed_out = (torch.tensor([f == which for f in fate]) for which in (DIES, TIMED_OUT))
         none = torch.zeros(3, dtype=torch.bool)
         return Step(self.numbers(score, growth), final, PENALTY * died, none, died, timed_out)
@@ -80,6 +83,7 @@ def test_every_decision_earns_what_it_led_to():
     assert rollout.sick.tolist() == [[f == DIES for f in fate] for fate in FATES]
     assert rollout.ended.tolist() == [[f != NOBODY for f in fate] for fate in FATES]
     assert rollout.start.tolist() == [[True] * 3, *([f != NOBODY for f in fate] for fate in FATES[:-1])]
+    assert rollout.comparable.tolist() == [[True] * 3] * 2 + [[False, True, True]] * 2
 
 
 def test_rent_is_fixed_for_life():

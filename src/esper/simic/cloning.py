@@ -72,8 +72,7 @@ def clone(
     """Teach a controller to choose as was chosen in these episodes, and to expect what was earned in them."""
     for rollout in episodes:
         must_be_finite(rollout)
-    scale = Running((), episodes[0].reward.device)
-    unit = [spread(scale, rollout.reward) for rollout in episodes][-1]
+    unit = deviation(episodes)
     lives = [_lives(controller, rollout, config.gamma, unit) for rollout in episodes]
     generator = torch.Generator().manual_seed(config.rng_seed)
     held, shown = [], []
@@ -105,6 +104,12 @@ def clone(
         known = {head.name.lower(): chances[head].item() if counts[head] else None for head in Head}
         away, errors = away / len(judged), errors / len(judged)
         yield CloneReport(epoch, (total / len(batches)).item(), away.item(), known, errors.item())
+
+
+def deviation(episodes: Sequence[Rollout]) -> Float[Tensor, ""]:
+    """Of the rewards of all episodes together."""
+    scale = Running((), episodes[0].reward.device)
+    return [spread(scale, rollout.reward) for rollout in episodes][-1]
 
 
 def _shuffled(lives: Lives, generator: torch.Generator) -> Int[Tensor, " Q"]:
