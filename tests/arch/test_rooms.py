@@ -111,14 +111,17 @@ WAITS = {
 """The files in which lives are lived and learned from, and the functions there that may wait for a device."""
 
 
+READS = ("item", "tolist", "cpu", "numpy")
+
+
 def waits(source: str) -> set[str]:
-    """The functions that read numbers from a device: `.item()`, `.tolist()`, `.cpu()`, `.numpy()`, or by asking for the
-    truth or the number that some call returns."""
+    """The functions that read numbers from a device, by asking for the truth or the number that some call returns, too;
+    or that copy new ones there, which waits as well."""
     found: set[str] = set()
 
     def reads(call: ast.Call) -> bool:
         if isinstance(call.func, ast.Attribute):
-            return call.func.attr in ("item", "tolist", "cpu", "numpy") and not call.args
+            return call.func.attr == "new_tensor" or (call.func.attr in READS and not call.args)
         numbers = isinstance(call.func, ast.Name) and call.func.id in ("bool", "int", "float")
         return numbers and any(isinstance(node, ast.Call) for arg in call.args for node in ast.walk(arg))
 

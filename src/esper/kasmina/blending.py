@@ -3,6 +3,8 @@
 out = host + alpha * delta. The host's own path stays open, so nothing upstream is ever starved.
 """
 
+from functools import cache
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -16,8 +18,14 @@ STEEPNESS = {Curve.SIGMOID_GENTLE: 6.0, Curve.SIGMOID: 12.0, Curve.SIGMOID_SHARP
 def _sigmoid(progress: Tensor, steepness: float) -> Tensor:
     """A logistic curve, rescaled to start at exactly 0 and end at exactly 1."""
     y = torch.sigmoid(steepness * (progress - 0.5))
-    ends = torch.sigmoid(steepness * (progress.new_tensor([0.0, 1.0]) - 0.5))
+    ends = _ends(steepness, progress.dtype, progress.device)
     return (y - ends[0]) / (ends[1] - ends[0])
+
+
+@cache
+def _ends(steepness: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Where a logistic curve starts and ends, copied to a device once: every copy waits for it."""
+    return torch.sigmoid(steepness * (torch.tensor([0.0, 1.0], dtype=dtype, device=device) - 0.5))
 
 
 def bend(progress: Float[Tensor, "*N"], curve: Int[Tensor, "*N"]) -> Float[Tensor, "*N"]:
