@@ -15,7 +15,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.state import NO_BLUEPRINT
 from esper.recipes import recipe
 from esper.recipes.config import Band, Places
-from esper.recipes.exam import QUICK, ExamConfig, Room, _as_long, held_one_by_one, hold_exam
+from esper.recipes.exam import QUICK, ExamConfig, Room, _as_long, at_the_edge, held_one_by_one, hold_exam
 from esper.recipes.suite import HELD_OUT, SUITE, setting, settings
 from esper.recipes.suite import chosen as chosen_settings
 from esper.simic import RentSchedule
@@ -85,7 +85,6 @@ def test_everyone_is_there(held):
         "static, longer",
         "replay",
     ]
-    assert [arm.name for arm in report.arms if not arm.paired] == ["replay"], "it alone has other hosts"
     assert report.trainings == 2
     assert [len(arm.scores) for arm in report.arms if arm.name in ("learned", "never", "static")] == [6, 3, 6]
     assert [life.arm for life in lives].count("learned") == 1, "of several trainings, the first is told"
@@ -319,13 +318,16 @@ def test_no_more_hosts_at_once_than_there_is_room_for():
     assert built == [(2, 6), (2, 3)]
 
 
+def test_the_edge_is_either_end_of_a_grid():
+    arms = [Arm(name, [], 4, lr) for name, lr in {"low": 0.1, "middle": 0.2, "high": 0.4}.items()]
+    assert at_the_edge(arms, [0.1, 0.2, 0.4]) == ("low", "high")
+    assert at_the_edge(arms, [0.2]) == (), "a single rate is nobody's choice"
+
+
 def test_who_would_rather_learn_outside_of_the_grid_is_named(held):
     report, _ = held
-    low, _, high = _grid()
-    ends = [arm.name for arm in report.arms if arm.lr in (low, high)]
-    assert list(report.at_the_edge) == ends
-    assert 0 < len(ends) < len(report.arms)
-    assert ", ".join(ends) in report.caution
+    assert report.at_the_edge == tuple(arm.name for arm in report.arms if arm.lr != _grid()[1])
+    assert ", ".join(report.at_the_edge) in report.caution
     assert "at an end of the grid" in exam_text(report)
     assert "at an end of the grid" not in exam_text(replace(report, at_the_edge=()))
 
@@ -431,7 +433,6 @@ def test_where_a_task_has_a_teacher_its_size_is_the_measure():
     (report,), _ = hold_exam(asked, [Learned(Controller(asked.controller, 1))], config)
     arms = {arm.name: arm for arm in report.arms}
     right, never = arms["right size"], arms["never"]
-    assert report.at_the_edge == (), "a single rate is nobody's choice"
     assert report.right_size is not None
     assert right.params == pytest.approx(report.right_size), "a host of the teacher's shape has the teacher's size"
     assert right.excess == pytest.approx(0, abs=1e-3)
@@ -440,7 +441,10 @@ def test_where_a_task_has_a_teacher_its_size_is_the_measure():
     assert never.regret == pytest.approx(right.j - never.j)
     bare = never.params
     assert right.j == pytest.approx(right.mean - 0.02 * math.log(report.right_size / bare), abs=1e-6)
-    assert not right.paired
+    assert [arm.name for arm in report.arms if not arm.paired] == ["replay", "right size"], "they have other hosts"
+    longer, cost = arms["longer"], arms["learned"].flops
+    assert longer.episode == round(3 * cost / never.flops) > 3
+    assert longer.flops == pytest.approx(longer.episode * never.flops / 3), "and is trained for as long"
     assert f"The teacher has {report.right_size:.0f} parameters; learned ends with" in report.size
 
 

@@ -171,8 +171,7 @@ class Room:
         self.places.fleet = None  # other rooms need the memory
         data = "test" if self.config.final else "validation"
         report = verdicts(self.example.fleet, self.rent, ours, others, self.rng_seed, data)
-        ends = (self.grid[0], self.grid[-1]) if len(self.grid) > 1 else ()
-        edge = tuple(arm.name for arm in (ours, *others) if arm.lr in ends)
+        edge = at_the_edge((ours, *others), self.grid)
         return replace(report, variant=self.fleet.variant, unseen=self.unseen, at_the_edge=edge), lives
 
     def env(
@@ -346,6 +345,12 @@ class Room:
             objective=was.objective - self.rent * math.log1p(growth), growth=torch.full_like(was.growth, growth)
         )
         return arm._replace(name=RIGHT_SIZE, sittings=[sitting._replace(outcome=now)], paired=False)
+
+
+def at_the_edge(arms: Sequence[Arm], grid: Sequence[float]) -> tuple[str, ...]:
+    """Arms that might do better outside of a grid. A single rate is nobody's choice."""
+    ends = (grid[0], grid[-1]) if len(grid) > 1 else ()
+    return tuple(arm.name for arm in arms if arm.lr in ends)
 
 
 def _within(where: str, once: Once) -> Once:
