@@ -9,14 +9,24 @@ from esper.kasmina import LifecycleConfig
 from esper.kasmina.blueprints import blueprint_names
 from esper.kasmina.hosts import host_kind
 from esper.leyline.actions import Graft
+from esper.tolaria.network import _loud
 from sown import Sown, small_fleet, sow
-from toys import SEEDS, SPECS, germinate, plant_in_training, same_bits, toy_trainer
+from toys import SEEDS, SPECS, bits, germinate, plant_in_training, same_bits, toy_trainer
 
 PATIENT = LifecycleConfig(min_training=8, training=8)
 
 
 def trunk(trainer) -> dict[str, torch.Tensor]:
     return dict(trainer.host.segments.named_parameters())
+
+
+def test_what_is_heard_of_a_silent_row_changes_no_bit_of_a_stream():
+    """Not even that of -0.0, whatever the delta and alpha."""
+    stream = torch.tensor([[0.0, -0.0, 1.0, -1e-45]])
+    deltas, alpha = torch.tensor([[torch.inf, torch.nan, 3.0, 3.0]]), torch.tensor([0.5])
+    for speaks in (False, True):
+        heard = stream.index_add(0, torch.tensor([0]), _loud(torch.tensor([speaks]), alpha, deltas))
+        assert torch.equal(bits(heard), bits(stream)) != speaks
 
 
 @pytest.mark.parametrize("poison", [None, 1e30, torch.nan])

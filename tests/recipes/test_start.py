@@ -9,7 +9,7 @@ from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.recipes import recipe
 from esper.recipes.config import Band, Places, StartConfig
-from esper.recipes.start import _build, begin, show
+from esper.recipes.start import _build, begin, clone_config, show
 from esper.simic.play import play
 from esper.simic.rollout import record_lives
 from esper.simic.search import compare, random_plans
@@ -69,6 +69,15 @@ def test_plans_are_tried_and_imitated_on_hosts_apart():
     alone = record_lives(env, [Learned(before)], controller, asked.learn.rent.end, asked.learn.reward, 0)
     assert torch.equal(shown.episodes.reward, alone.reward)
     assert shown.took == (START.lives, 4 * START.lives)
+
+
+def test_imitation_discounts_and_draws_as_the_learning_that_follows():
+    plain = recipe("smoke")
+    learn = replace(
+        plain.learn, ppo=replace(plain.learn.ppo, gamma=0.9), reward=replace(plain.learn.reward, gamma=0.9), rng_seed=7
+    )
+    found = clone_config(replace(plain, learn=learn, start=START))
+    assert (found.gamma, found.rng_seed, found.epochs) == (0.9, 7, START.epochs)
 
 
 def test_the_same_seed_starts_the_same_way():

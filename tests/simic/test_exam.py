@@ -161,6 +161,8 @@ def test_lives_are_told_as_they_were():
     assert {epoch.slots[0].stage for epoch in never} == {"DORMANT"}
     assert all(epoch.slots[0].contribution is None for epoch in never)
     assert not other.outcome.growth.any()
+    assert one.topology.alpha[0].tolist() == [slot.alpha for slot in grown[-1].slots], "as they were at the very end"
+    assert one.topology.seed_age[0].tolist() == [5, 0]
 
 
 def test_a_sick_host_that_is_judged_by_its_loss_is_no_better_than_guessing():

@@ -39,6 +39,7 @@ def test_a_split_batch_gives_the_same_hosts(kind):
     for (loss, measured), (split_loss, split_measured) in zip(lives(whole), lives(split), strict=True):
         torch.testing.assert_close(split_loss, loss, rtol=0, atol=1e-9)
         torch.testing.assert_close(split_measured, measured, rtol=0, atol=1e-9, equal_nan=True)
+        torch.testing.assert_close(split.vitals, whole.vitals, rtol=1e-5, atol=1e-6, equal_nan=True)
         for n in range(whole.num_hosts):
             ours, theirs = rows_of(split, n), rows_of(whole, n)
             assert all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-9) for name in theirs)

@@ -74,10 +74,14 @@ def show(recipe: Recipe, fleet: FleetConfig, controller: Controller, before: Con
 
 def imitate(recipe: Recipe, controller: Controller, shown: Sequence[Shown]) -> CloneReport:
     """Learn from all fleets together. Returns what the last pass says."""
-    gamma, rng_seed = recipe.learn.ppo.gamma, recipe.learn.rng_seed
-    config = CloneConfig(epochs=recipe.start.epochs, gamma=gamma, rng_seed=rng_seed)
-    *_, last = clone(controller, [fleet.episodes for fleet in shown], config)
+    *_, last = clone(controller, [fleet.episodes for fleet in shown], clone_config(recipe))
     return last
+
+
+def clone_config(recipe: Recipe) -> CloneConfig:
+    """How the best are imitated: the critic expects returns as PPO will discount them."""
+    gamma, rng_seed = recipe.learn.ppo.gamma, recipe.learn.rng_seed
+    return CloneConfig(epochs=recipe.start.epochs, gamma=gamma, rng_seed=rng_seed)
 
 
 def _build(places: Places, hosts: int, group: int, round: int) -> FleetEnv:
