@@ -6,7 +6,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from esper.leyline.reports import ExamReport, HeadReport, LifeReport, UpdateReport
+from esper.leyline.reports import (
+    ArmReport,
+    EpochReport,
+    ExamReport,
+    HeadReport,
+    Interval,
+    Life,
+    LifeReport,
+    UpdateReport,
+)
 from esper.telemetry import RunFolder
 
 
@@ -20,6 +29,22 @@ def report(update: int, **values: Any) -> UpdateReport:
     head = HeadReport("op", 1, None, None, None, None, None, 0.1, 0.1)
     known = {"update": update, "heads": (head,), "ops": {}, "seconds": {}, "stopped": None, "lives": lives(update)}
     return UpdateReport(**(numbers | known | values))
+
+
+def arm(name: str, *vs: float) -> ArmReport:
+    """An arm of an exam; with how far the policy under test is above it, if it is another."""
+    known = (Interval(*vs), 0.5, 0.01) if vs else (None, None, None)
+    return ArmReport(name, 0.5, 0.5, Interval(0.5, 0.4, 0.6), 0.5, 100, 1.0, 1e9, 0.0, 0.01, 12, 0, *known)
+
+
+def exam(*arms: ArmReport) -> ExamReport:
+    return ExamReport("digits", "cnn2d 8-8", "accuracy", 30, 1, "test", 12, 0.02, "learned", arms)
+
+
+def life(*ops: str) -> Life:
+    """A life of that exam under the policy under test, in which this was done."""
+    epochs = (EpochReport(n, op, False, 1.0, 1.1, 0.5, 0.5, 100, 0.0, 1000, ()) for n, op in enumerate(ops))
+    return Life("digits", "cnn2d 8-8", "learned", 0, tuple(epochs))
 
 
 def timeless_exams(folder: Path) -> list[ExamReport]:

@@ -11,9 +11,9 @@ from esper.cli.look import write_report
 from esper.dashboard.pictures import _by_decision
 from esper.dashboard.report import Story, draw, html, verdict
 from esper.leyline.actions import Op
-from esper.leyline.reports import Anomaly, ArmReport, ExamReport, Interval
+from esper.leyline.reports import Anomaly
 from esper.telemetry import RunFolder
-from telemetry_toys import report, small_run
+from telemetry_toys import arm, exam, life, report, small_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -92,20 +92,17 @@ def test_an_exam_can_be_told_without_its_training(folder, tmp_path):
     assert "0 updates" not in page
 
 
-def test_an_exams_lives_are_its_own(folder):
+def test_an_exams_lives_are_its_own():
     """Not those of another task, kind of host or policy."""
-    (exam,), lives = folder.exams(), folder.lives()
-    own = next(life for life in lives if life.arm == "learned")
+    own = life("WAIT")
     others = [replace(own, task="elsewhere"), replace(own, kind="cnn1d 4"), replace(own, arm="never")]
-    story = Story(name="x", config={}, environment={}, reports=[], exams=[exam], lives=[*others, own])
-    assert story.lives_of(exam, "learned") == [own]
+    story = Story(name="x", config={}, environment={}, reports=[], exams=[exam()], lives=[*others, own])
+    assert story.lives_of(exam(), "learned") == [own]
 
 
-def test_shares_of_ops_are_of_the_lives_that_last_so_long(folder):
+def test_shares_of_ops_are_of_the_lives_that_last_so_long():
     """Two lives plant first; one ends there, and the other waits."""
-    life = folder.lives()[0]
-    plant, wait = (replace(life.epochs[0], op=op) for op in ("GERMINATE", "WAIT"))
-    shares = _by_decision([replace(life, epochs=(plant,)), replace(life, epochs=(plant, wait))])
+    shares = _by_decision([life("GERMINATE"), life("GERMINATE", "WAIT")])
     assert [shares[op] for op in (Op.GERMINATE, Op.WAIT)] == [[1, 0], [0, 1]]
     assert _by_decision([]) == []
 
@@ -114,11 +111,6 @@ def test_anomalies_are_told():
     anomaly = Anomaly(3, "value collapse", "critic", "it expects <nothing>", "lower lr")
     story = Story(name="x", config={}, environment={}, reports=[report(3, anomalies=(anomaly,))], exams=[], lives=[])
     assert "it expects &lt;nothing&gt;; lower lr" in html(story, [])
-
-
-def arm(name: str, *vs: float) -> ArmReport:
-    known = (Interval(*vs), 0.5, 0.01) if vs else (None, None, None)
-    return ArmReport(name, 0.5, 0.5, Interval(0.5, 0.4, 0.6), 0.5, 100, 1.0, 1e9, 0.0, 0.01, 12, 0, *known)
 
 
 def test_a_performance_profile_is_the_share_of_hosts_above_each_threshold():
@@ -138,18 +130,18 @@ def test_a_loss_needs_less_proof_than_a_win():
 
 
 def test_several_exams_are_seen_at_a_glance_and_told_one_by_one(folder):
-    (exam,) = folder.exams()
-    other = replace(exam, task="elsewhere", arms=(*exam.arms, arm("rival", -0.2, -0.3, -0.1)))
-    story = Story(name="x", config={}, environment={}, reports=[], exams=[exam, other], lives=[])
+    (held,) = folder.exams()
+    other = replace(held, task="elsewhere", arms=(*held.arms, arm("rival", -0.2, -0.3, -0.1)))
+    story = Story(name="x", config={}, environment={}, reports=[], exams=[held, other], lives=[])
     page = html(story, [])
     overview, rest = page.split("<h2>Exams</h2>")
     assert Page(page).open == []
     assert '<td class="loss" title="(-0.300 to -0.100)">-0.200</td>' in overview
     assert overview.count("<td></td>") == 1, "who sat only one of them"
-    for told in (exam, other):
+    for told in (held, other):
         assert overview.count(escape(told.setting)) == rest.count(f"<h3>{escape(told.setting)}</h3>") == 1
         assert rest.count(escape(verdict(told))) == 1
-    (alone, *_) = html(replace(story, exams=[exam]), []).split("<h2>Exam</h2>")
+    (alone, *_) = html(replace(story, exams=[held]), []).split("<h2>Exam</h2>")
     assert "<table>" not in alone, "one needs no overview"
 
 
@@ -160,8 +152,7 @@ def test_the_verdict_says_wins_losses_and_neither():
         arm("random", 0.01, -0.1, 0.2),
         arm("best", -0.2, -0.3, -0.1),
     )
-    exam = ExamReport("digits", "cnn2d 8-8", "accuracy", 30, 1, "test", 12, 0.02, "learned", arms)
-    said = verdict(exam)
+    said = verdict(exam(*arms))
     assert "beats never (+0.100)" in said
     assert "shows no difference from random (+0.010)" in said
     assert "loses to best (-0.200)" in said

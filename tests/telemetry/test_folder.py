@@ -17,7 +17,7 @@ from esper.cli.train import Resume, Train
 from esper.leyline.errors import EsperError, FileError
 from esper.telemetry import RunFolder
 from esper.telemetry.folder import environment
-from telemetry_toys import SMALL, lives, report, small_run
+from telemetry_toys import SMALL, arm, exam, lives, report, small_run
 
 
 @pytest.fixture
@@ -97,10 +97,10 @@ def test_the_newest_checkpoints_and_the_best_are_kept(folder):
     assert folder.best_path.exists()
 
 
-def test_final_exams_are_logged_one_after_the_other(folder, done):
-    (exam,) = RunFolder.open(done).exams()
+def test_final_exams_are_logged_one_after_the_other(folder):
+    held = exam(replace(arm("learned"), scores=(0.5,), objectives=(0.4,)))
     for task in ("one", "two"):
-        folder.log_exam(replace(exam, task=task), ["here", "there"])
+        folder.log_exam(replace(held, task=task), ["here", "there"])
     logged = [json.loads(line) for line in (folder.path / "exams.jsonl").read_text().splitlines()]
     assert [(line["runs"], line["exam"]["task"]) for line in logged] == [(["here", "there"], t) for t in ("one", "two")]
     assert all(arm["scores"] == arm["objectives"] == [] for arm in logged[0]["exam"]["arms"]), "not every host"
@@ -174,11 +174,12 @@ def contents(path):
     return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def test_a_run_is_never_overwritten(done):
-    with pytest.raises(FileError, match="holds a run already"):
-        Train(recipe="smoke", run_dir=done, changes=SMALL).run()
+def test_a_run_is_never_overwritten(folder):
+    with pytest.raises(FileError, match="holds a run already: resume it, or choose another run_dir"):
+        RunFolder.create(folder.path, {"name": "y"}, {})
+    assert folder.config() == {"name": "x"}
     with pytest.raises(FileError, match="holds no run"):
-        Resume(run_dir=done / "nowhere").run()
+        RunFolder.open(folder.path / "nowhere")
 
 
 def test_the_folder_holds_everything(done):
