@@ -243,6 +243,11 @@ def page(results: list[Result], seconds: float) -> str:
         "Every line is a deliberate fault, and the first of its tests that failed. The tables of faults are in"
         " `tests/mutants`;\n[findings](findings.md) names them beside the tests of each requirement.",
         "",
+        "`second.toml` was written by someone who saw only the code and the ledger, and no test. Before anything was"
+        " mended for it,\n62 of its 71 mutants were killed by the tests that guard the same file (2026-11-18); the nine"
+        " that survived are killed by tests\nwritten for them. Kernels for GPUs and recorded CUDA programs have no"
+        " mutants: their tests need a CUDA device.",
+        "",
         f"`make mutants`, {date.today()}, {platform.machine()} with {os.cpu_count()} cores, Python"
         f" {platform.python_version()}: {len(results)} mutants, {counts['killed']} killed,"
         f" {counts['survived']} survived, {counts['error']} errors, {seconds / 60:.0f} minutes.",

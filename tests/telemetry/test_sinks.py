@@ -72,13 +72,13 @@ def test_scalars_by_hand():
     }
 
 
-def drawn(folder: Path) -> dict[int, float]:
+def drawn(folder: Path) -> list[tuple[int, float]]:
     """What TensorBoard shows of the KL, update by update."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
-    return {event.step: event.value for event in events.Scalars("losses/approx_kl")}
+    return [(event.step, event.value) for event in events.Scalars("losses/approx_kl")]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -88,7 +88,7 @@ def test_after_a_resume_tensorboard_shows_what_was_heard_last(tmp_path):
         for at, kl in heard.items():
             sink.hear(report(at, kl=kl))
         sink.close()
-    assert drawn(tmp_path) == {0: 0.25, 1: 0.75, 2: 1.0}
+    assert drawn(tmp_path) == [(0, 0.25), (1, 0.75), (2, 1.0)]
 
 
 HEARD = """
@@ -167,4 +167,4 @@ def test_every_report_is_told_and_a_sink_that_fails_is_left_out(tmp_path, monkey
     assert heard == [0, "closed"]
     folder = RunFolder.open(tmp_path / "run")
     assert folder.done
-    assert drawn(folder.path) == pytest.approx({r.update: r.kl for r in folder.reports()}, rel=1e-5, abs=1e-9)
+    assert dict(drawn(folder.path)) == pytest.approx({r.update: r.kl for r in folder.reports()}, rel=1e-5, abs=1e-9)
