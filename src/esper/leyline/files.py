@@ -102,7 +102,8 @@ def read(path: str | Path, kind: str) -> tuple[Tensors, dict[str, Any]]:
     try:
         with safe_open(str(path), "pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies start at addresses like torch's own; where they do not, matrix products round differently.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise FileError(f"{path} is damaged or not a safetensors file: {error}") from None
     return tensors, _checked(path, kind, metadata, tensors)
