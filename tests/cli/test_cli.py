@@ -14,7 +14,7 @@ from rich.console import Console
 
 from esper.cli import main
 from esper.cli.commands import parse
-from esper.cli.look import Exam, few
+from esper.cli.look import Exam, cost, few
 from esper.cli.sizes import size_in_bytes
 from esper.leyline.errors import EsperError
 from esper.recipes import Recipe, recipe
@@ -23,7 +23,7 @@ from esper.recipes.suite import HELD_OUT, setting
 from esper.tamiyo import Controller, load_controller
 from esper.tamiyo.files import SHIPPED, save_controller
 from esper.telemetry import Board, RunFolder
-from telemetry_toys import SMALL, report, small_run
+from telemetry_toys import SMALL, arm, exam, report, small_run
 
 FINAL = ("--plans", "0", "--rates", "1.0", "--no-thorough")
 """As little as a final exam can ask."""
@@ -125,43 +125,24 @@ def test_train_prints_every_report_for_machines(capsys):
     assert lines[0].keys() >= {"heads", "ops", "seconds"}
 
 
-def test_a_run_goes_on_from_another(run, tmp_path, capsys):
+def test_a_run_goes_on_from_another_and_begins_there_once_more_only_before_its_first_checkpoint(run, tmp_path):
     path = tmp_path / "next"
-    further = [*SMALL, "--exam", "0", "--name", "mine", "--start.run", str(run), "--fleets.0.widths", "5", "5"]
-    main(["train", "smoke", "--run-dir", str(path), *further, "--controller.no-size"])
+    changes = [*SMALL, "--exam", "0", "--start.run", str(run), "--fleets.0.widths", "5", "5", "--controller.no-size"]
+    main(["train", "smoke", "--run-dir", str(path), *changes])
     before, after = RunFolder.open(run), RunFolder.open(path)
     assert load_controller(run).config == replace(load_controller(path).config, size=True), "but for what it is told"
-    assert after.done
     assert after.exams() == [], "none was wanted"
-    assert Recipe.revived(after.config()).known == Recipe.revived(before.config()).fleets
+    done, took = load_controller(path).state_dict(), after.start()
     lives = sum(report.episodes for report in before.reports())
-    assert after.start()["decisions"] == 12, "what the other run took counts"
-    assert after.start()["lives"] == lives
-    capsys.readouterr()
-    main(["exam", str(path), "--quick", "--hosts", "2", "--json"])
-    exam = json.loads(capsys.readouterr().out)
-    assert (exam["decisions"], exam["settings"]) == (24, 2)
-    with pytest.raises(SystemExit):
-        main(["train", "smoke", *further, "--controller.hidden", "7"])
-    assert f"controller must be left as it is in {run}" in capsys.readouterr().err
-    (path / "controller.safetensors").unlink()
-    with pytest.raises(SystemExit):
-        main(["train", "smoke", *SMALL, "--start.run", str(path)])
-    assert "is not done: resume it before another run goes on from it" in capsys.readouterr().err
-
-
-def test_who_goes_on_from_a_run_and_is_killed_begins_there_once_more_only_before_its_first_checkpoint(run, tmp_path):
-    path = tmp_path / "next"
-    main(["train", "smoke", "--run-dir", str(path), *SMALL, "--exam", "0", "--start.run", str(run)])
-    done, took = load_controller(path).state_dict(), RunFolder.open(path).start()
-    for lost in (["000003"], ["000002", "000003"]):
-        for file in (path / "controller.safetensors", *(path / f"checkpoints/{name}.safetensors" for name in lost)):
+    assert (took["decisions"], took["lives"]) == (12, lives), "what the other run took counts"
+    for lost in (["000003"], ["000002", "000003"]):  # as if it had been killed after a checkpoint, and before any
+        for file in (after.controller_path, *(path / f"checkpoints/{name}.safetensors" for name in lost)):
             file.unlink()
         main(["resume", str(path)])
         again = load_controller(path).state_dict()
         assert all(torch.equal(x, again[name]) for name, x in done.items())
-        assert {**took, "seconds": 0.0} == {**RunFolder.open(path).start(), "seconds": 0.0}, "nothing is counted twice"
-        assert [report.update for report in RunFolder.open(path).reports()] == [0, 1, 2]
+        assert {**took, "seconds": 0.0} == {**after.start(), "seconds": 0.0}, "nothing is counted twice"
+        assert [report.update for report in after.reports()] == [0, 1, 2]
 
 
 def test_an_exam_names_every_arm_and_its_difference(run, tmp_path, capsys):
@@ -169,17 +150,17 @@ def test_an_exam_names_every_arm_and_its_difference(run, tmp_path, capsys):
     plan.write_text('[{"decision": 0, "op": "GERMINATE", "slot": "s0", "blueprint": "mlp"}]')
     main(["exam", str(run), "--hosts", "3", "--json", "--quick", "--plan", str(plan)])
     said = capsys.readouterr()
-    exam = json.loads(said.out)
+    found = json.loads(said.out)
     assert "heuristic on the hosts that count" in " ".join(said.err.split()), "whoever waits hears what for"
-    assert exam.keys() >= {"task", "metric", "arms"}
-    assert exam["hosts"] == 3
-    assert exam["decisions"] == 12
-    assert [arm["name"] for arm in exam["arms"]] == ["learned", "never", "random", "heuristic", "mine"]
-    for arm in exam["arms"]:
-        assert arm.keys() >= {"name", "iqm", "mean", "j", "params", "flops", "vs"}
-        assert (arm["vs"] is None) == (arm["name"] == "learned")
-    assert exam["arms"][1]["vs"].keys() == {"mean", "low", "high"}
-    assert exam["data"] == "validation"
+    assert found.keys() >= {"task", "metric", "arms"}
+    assert found["hosts"] == 3
+    assert found["decisions"] == 12
+    assert [arm["name"] for arm in found["arms"]] == ["learned", "never", "random", "heuristic", "mine"]
+    for other in found["arms"]:
+        assert other.keys() >= {"name", "iqm", "mean", "j", "params", "flops", "vs"}
+        assert (other["vs"] is None) == (other["name"] == "learned")
+    assert found["arms"][1]["vs"].keys() == {"mean", "low", "high"}
+    assert found["data"] == "validation"
     assert not (run / "exams.jsonl").exists(), "a quick exam touches nothing final"
 
 
@@ -196,10 +177,29 @@ def test_a_final_exam_is_never_forgotten(run, tmp_path, capsys):
     assert held["runs"] == [str(run), str(other)], "of whom"
     assert "on cpu: esper exam" in held["exam"]["held"]
     assert held["exam"]["held"].endswith(f"--out {out}"), "and how it can be held again"
-    before = (out / "exam.json").read_bytes()
-    main(["exam", str(run), "--hosts", "2", "--quick", "--out", str(out)])
-    assert (out / "exam.json").read_bytes() == before, "a quick exam does not take the place of a final one"
-    assert len((out / "exams.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_quick_exam_takes_the_place_of_its_like_alone(tmp_path):
+    folder, final = RunFolder.create(tmp_path / "run", {}, {}), exam(arm("learned"))
+    quick = replace(final, data="validation")
+    for held, kept, logged in ((quick, quick, 0), (final, final, 1), (quick, final, 1), (final, final, 2)):
+        Exam(runs=(tmp_path,)).keep(folder, [held], [])
+        assert [report.data for report in folder.exams()] == [kept.data]
+        log = folder.path / "exams.jsonl"
+        assert len(log.read_text().splitlines() if log.exists() else []) == logged
+
+
+def test_what_trainings_took_is_all_that_was_done_before_the_exam(tmp_path):
+    """Two of them: one with a head start of 30 decisions, which goes on from a run in another setting."""
+    fleets = (replace(recipe("smoke").fleets[0], widths=(5, 5)),)
+    asked = replace(recipe("smoke"), known=fleets).plain()
+    one, two = (RunFolder.create(tmp_path / name, asked, {}) for name in "ab")
+    one.write_start(lives=10, decisions=30, seconds=7.0)
+    for folder, updates in ((one, 1), (two, 2)):
+        for update in range(updates):
+            folder.append(report(update, decisions=100, episodes=4, seconds={"collect": 1.0, "learn": 2.0}))
+    assert cost([one, two]) == {"settings": 2, "lives": 22, "decisions": 330, "seconds": 16.0}
+    assert cost([]) == {"settings": 0, "lives": 0, "decisions": 0, "seconds": 0}
 
 
 def with_fleets(run, path, count):
@@ -266,15 +266,9 @@ def test_a_plan_that_fits_no_host_is_refused_before_anything_is_played(run, tmp_
     assert "hosts that count" not in error
 
 
-def test_a_controller_in_a_file_is_examined_on_data_of_ones_own_and_kept_nowhere(run, pictures, capsys):
-    file = str(run / "controller.safetensors")
-    main(["exam", file, "--images", str(pictures), "--hosts", "2", *FINAL, "--json"])
-    said = capsys.readouterr()
-    exam = json.loads(said.out)
-    assert (exam["task"], exam["host"], exam["data"]) == ("tiny", "cnn2d 8-16-32", "test")
-    assert "add --out next time" in " ".join(said.err.split())
+def test_settings_that_are_none_are_named(run, capsys):
     for arguments, message in {
-        (file,): "add --tasks",
+        (str(run / "controller.safetensors"),): "add --tasks",
         (str(run), "--tasks", "digit-4"): "unknown setting 'digit-4': did you mean 'digits-4'?",
         (str(run), "--images", "none.npz", "--quick"): "there is nothing at none.npz",
     }.items():
@@ -331,13 +325,16 @@ def test_an_exam_keeps_within_its_memory(budget, message, run, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_without_a_run_the_controller_that_comes_along_is_examined(pictures, capsys):
+def test_without_a_run_the_controller_that_comes_along_is_examined_and_the_exam_is_kept_nowhere(pictures, capsys):
     """It lies in a run's folder of its own, which an exam leaves alone; by default in what it has not learned from."""
     before = {path: path.read_bytes() for path in SHIPPED.iterdir()}
-    main(["exam", "--images", str(pictures), "--quick", "--hosts", "2", "--json"])
-    exam = json.loads(capsys.readouterr().out)
-    assert (exam["task"], exam["unseen"]) == ("tiny", "task")
-    assert exam["decisions"] > 1e6, "what its training took"
+    main(["exam", "--images", str(pictures), "--hosts", "2", *FINAL, "--json"])
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert (found["task"], found["host"], found["data"]) == ("tiny", "cnn2d 8-16-32", "test")
+    assert found["unseen"] == "task"
+    assert found["decisions"] > 1e6, "what its training took"
+    assert "add --out next time" in " ".join(said.err.split())
     assert {path: path.read_bytes() for path in SHIPPED.iterdir()} == before
     assert parse(["exam"]).settings() == [setting(name) for name in HELD_OUT]
     assert parse(["exam", "run"]).settings() == []

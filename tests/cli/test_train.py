@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from esper.cli.train import checkpoint, pick_up, stopping
-from esper.leyline.errors import EsperError
+from esper.cli.train import checkpoint, continued, pick_up, stopping
+from esper.leyline.errors import EsperError, FileError
 from esper.recipes import recipe
+from esper.recipes.config import StartConfig
 from esper.simic import CollectConfig, LearnConfig
 from esper.simic.train import Training
 from esper.tamiyo import load_controller
+from esper.tamiyo.files import save_controller
 from esper.telemetry import RunFolder
 from small_fleets import controller_for, make_env
 from telemetry_toys import report
@@ -61,6 +63,23 @@ def test_before_its_first_checkpoint_a_run_begins_again(tmp_path):
     folder.append(report(0))
     assert pick_up(folder, training) == -float("inf")
     assert (training.update, folder.reports(), folder.episodes()) == (0, [], [])
+
+
+def test_who_goes_on_from_a_run_knows_what_it_knows_and_keeps_its_controller(tmp_path):
+    plain = recipe("smoke")
+    (fleet,) = plain.fleets
+    before = replace(plain, known=(replace(fleet, widths=(5, 5)),))
+    folder = RunFolder.create(tmp_path / "run", before.plain(), {})
+    asked = replace(plain, start=StartConfig(run=str(folder.path)))
+    with pytest.raises(FileError, match="is not done: resume it before another run goes on from it"):
+        continued(asked, plain)
+    save_controller(folder.controller_path, controller_for())
+    own = controller_for().config
+    found = continued(replace(asked, controller=replace(asked.controller, size=False)), plain)
+    assert found.known == before.learned_from
+    assert found.controller == replace(own, size=False), "but for what it is told"
+    with pytest.raises(EsperError, match=f"controller must be left as it is in {folder.path}"):
+        continued(replace(asked, controller=replace(own, hidden=own.hidden + 1)), plain)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
