@@ -145,7 +145,7 @@ class Bench:
         gc.collect()
 
     def live(self, work: Work, hosts: int, engine: Engine, samples: int) -> tuple[Fleet, dict[str, Any]]:
-        """Whole decisions, from nothing: building, compiling, recording, births, deaths, snapshots, judging."""
+        """Whole decisions, from nothing: building, compiling, recording, births, deaths, judging."""
         start = time.perf_counter()
         fleet = make_fleet(work, hosts, engine)
         env = FleetEnv(fleet, EnvConfig(staggered=True))

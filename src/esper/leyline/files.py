@@ -102,11 +102,12 @@ def read(path: str | Path, kind: str) -> tuple[Tensors, dict[str, Any]]:
     try:
         with safe_open(str(path), "pt") as file:
             metadata = file.metadata() or {}
-            # Copies start at addresses like torch's own; where they do not, matrix products round differently.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise FileError(f"{path} is damaged or not a safetensors file: {error}") from None
-    return tensors, _checked(path, kind, metadata, tensors)
+    description = _checked(path, kind, metadata, tensors)
+    # Copies start at addresses like torch's own; matrix products with tensors that do not round differently.
+    return {name: tensor.clone() for name, tensor in tensors.items()}, description
 
 
 def _checked(path: str | Path, kind: str, metadata: Mapping[str, str], tensors: Tensors) -> dict[str, Any]:
