@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import Head, Op
+from esper.leyline.errors import EsperError
 from esper.leyline.specs import HostSpec
 from esper.leyline.state import Signals
 from esper.simic import CollectConfig, RewardConfig
@@ -146,6 +147,15 @@ def test_what_is_seen_of_a_fresh_host_is_its_own():
     expected = features(view)
     torch.testing.assert_close(rollout.seen.features.host[2, 0], expected.host[0])
     assert not torch.allclose(rollout.seen.features.host[2, 1], expected.host[1]), "the others have a history"
+
+
+def test_a_host_without_a_single_legal_choice_is_refused_before_anything_is_played():
+    env = Script()
+    env.blank = env.blank._replace(legal=env.blank.legal.clone())
+    env.blank.legal[1] = False
+    fleets = Collector([env], controller_for(), CollectConfig(horizon=2))
+    with pytest.raises(EsperError, match="head 'op' has hosts without a single legal choice"):
+        fleets.begin(0.0)
 
 
 def test_groups_of_different_fleets_stay_apart():

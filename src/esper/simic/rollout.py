@@ -8,11 +8,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from esper.leyline.actions import Head
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import Purpose, key, uniform
 from esper.leyline.state import Signals
 from esper.simic.rewards import RewardConfig, objective, reward
 from esper.tamiyo.features import Features, History, View, no_history, remember
+from esper.tamiyo.heads import check
 from esper.tamiyo.network import Choice, Controller, Memory, Observation, describe, look, num_draws
 from esper.tamiyo.policies import Policy, SideBySide, draws
 from esper.tolaria import FleetEnv
@@ -112,7 +114,7 @@ class Collector:
         return x
 
     def begin(self, rent: float) -> None:
-        """Fresh hosts everywhere."""
+        """Fresh hosts everywhere. An env that leaves one of them nothing to choose is refused."""
         self.lives = []
         for env in self.envs:
             signals = env.reset()
@@ -121,6 +123,7 @@ class Collector:
             self.lives.append(
                 Live(signals, history, torch.full_like(signals.score, rent, dtype=torch.float32), everyone)
             )
+        check(self.observe().legal.any(-1), Head.OP.name.lower())
 
     def observe(self) -> Observation:
         """What the policy sees of all fleets."""
