@@ -121,6 +121,7 @@ def toy(tmp_path) -> Path:
         "src/esper/sums.py": "def add(a, b):\n    return a + b\n",
         "tests/test_sums.py": "from esper.sums import add\n\n\ndef test_a_sum():\n    assert add(2, 3) == 5\n",
         "tests/mutants/sums.toml": TABLE,
+        "page.md": f"Before\n{runner.BEGIN}\nold\n{runner.END}\nAfter\n",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +137,9 @@ def test_killed_survived_and_useless_mutants_are_told_apart(toy):
     assert outcomes == {"wrong-sign": "killed", "unnoticed": "survived", "gone": "error", "does-not-run": "error"}
     assert "4 mutants: 1 killed, 1 survived, 2 error" in done.stdout
     assert done.returncode == 1
-    assert "`tests/test_sums.py::test_a_sum`" in (toy / "page.md").read_text()
+    page = (toy / "page.md").read_text()
+    assert "`tests/test_sums.py::test_a_sum`" in page
+    assert page.startswith("Before\n") and page.endswith("\nAfter\n") and "old" not in page
     assert (toy / "src/esper/sums.py").read_text().count("a + b") == 1, "the project itself is left alone"
     alone = subprocess.run([*command, "--only", "wrong-sign"], capture_output=True, text=True, check=False)
     assert alone.returncode == 0, alone.stdout

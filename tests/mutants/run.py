@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 LIMIT = 240
 """Seconds after which a mutant's tests are ended: it counts as an error, not as killed."""
 OUTCOMES = ("killed", "survived", "error")
+BEGIN, END = "<!-- made by make mutants -->", "<!-- end -->"
 
 
 @dataclass(frozen=True)
@@ -234,20 +235,10 @@ def tell(result: Result) -> None:
     print(f"{result.outcome:9}{result.seconds:6.1f} s  {result.mutant.id}: {result.detail}", flush=True)
 
 
-def page(results: list[Result], seconds: float) -> str:
-    """The table for people: every mutant and the test that killed it."""
+def table(results: list[Result], seconds: float) -> str:
+    """The result as Markdown: one line of totals, then every mutant with the test that killed it."""
     counts = {outcome: sum(r.outcome == outcome for r in results) for outcome in OUTCOMES}
     lines = [
-        "# Mutants",
-        "",
-        "Every line is a deliberate fault, and the first of its tests that failed. The tables of faults are in"
-        " `tests/mutants`;\n[findings](findings.md) names them beside the tests of each requirement.",
-        "",
-        "`second.toml` was written by someone who saw only the code and the ledger, and no test. Before anything was"
-        " mended for it,\n62 of its 71 mutants were killed by the tests that guard the same file (2026-11-18); the nine"
-        " that survived are killed by tests\nwritten for them. Kernels for GPUs and recorded CUDA programs have no"
-        " mutants: their tests need a CUDA device.",
-        "",
         f"`make mutants`, {date.today()}, {platform.machine()} with {os.cpu_count()} cores, Python"
         f" {platform.python_version()}: {len(results)} mutants, {counts['killed']} killed,"
         f" {counts['survived']} survived, {counts['error']} errors, {seconds / 60:.0f} minutes.",
@@ -259,7 +250,14 @@ def page(results: list[Result], seconds: float) -> str:
         m, test = r.mutant, r.detail.replace("|", "\\|")
         by = f"`{test}`" if r.outcome == "killed" else f"**{r.outcome}**: {test}"
         lines.append(f"| {m.id} | {', '.join(m.rows)} | {m.what} | `{m.file}` | {by} | {r.seconds:.0f} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
+
+
+def write_table(page: Path, made: str) -> None:
+    """Replace what stands between the marks of a page; the words around it are written by hand."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}")
 
 
 def main() -> int:
@@ -286,7 +284,7 @@ def main() -> int:
     counts = {outcome: sum(r.outcome == outcome for r in results) for outcome in OUTCOMES}
     print(f"{len(results)} mutants: " + ", ".join(f"{n} {name}" for name, n in counts.items()) + f", {seconds:.0f} s")
     if asked.write:
-        asked.write.write_text(page(results, seconds))
+        write_table(asked.write, table(results, seconds))
     return 0 if results and counts["killed"] == len(results) else 1
 
 
