@@ -139,7 +139,9 @@ def test_killed_survived_and_useless_mutants_are_told_apart(toy):
     assert done.returncode == 1
     page = (toy / "page.md").read_text()
     assert "`tests/test_sums.py::test_a_sum`" in page
-    assert page.startswith("Before\n") and page.endswith("\nAfter\n") and "old" not in page
+    assert page.startswith("Before\n")
+    assert page.endswith("\nAfter\n")
+    assert "old" not in page
     assert (toy / "src/esper/sums.py").read_text().count("a + b") == 1, "the project itself is left alone"
     alone = subprocess.run([*command, "--only", "wrong-sign"], capture_output=True, text=True, check=False)
     assert alone.returncode == 0, alone.stdout
