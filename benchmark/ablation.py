@@ -10,10 +10,10 @@ import tyro
 
 from esper.kasmina.gates import LifecycleConfig
 from esper.leyline.specs import HostSpec
-from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule, RewardConfig, train
-from esper.simic.play import play
+from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule, RewardConfig, train_controller
+from esper.simic.evaluation import evaluate
 from esper.tamiyo import Controller, ControllerConfig
-from esper.tamiyo.policies import Learned, Never, RandomLegal
+from esper.tamiyo.policies import LearnedPolicy, Never, RandomLegal
 from esper.tasks import load_task
 from esper.tolaria import EnvConfig, Fleet, FleetEnv, TrainConfig
 
@@ -51,8 +51,8 @@ def env_for(num_hosts: int, group: int, rng_seed: int, **lifecycle: int) -> Flee
 
 
 def main(asked: Ablation) -> None:
-    never = play(env_for(asked.scored, 1, 99), Never(), RENT).objective
-    chance = play(env_for(asked.scored, 1, 99), RandomLegal(), RENT).objective
+    never = evaluate(env_for(asked.scored, 1, 99), Never(), RENT).objective
+    chance = evaluate(env_for(asked.scored, 1, 99), RandomLegal(), RENT).objective
     print(json.dumps({"never": round(never.mean().item(), 4), "random": round(chance.mean().item(), 4)}), flush=True)
     for seed in asked.seeds:
         for name in asked.variants:
@@ -67,8 +67,8 @@ def main(asked: Ablation) -> None:
                 rent=RentSchedule(**{"end": RENT, "updates": asked.updates // 2, **parts.get("rent", {})}),
                 rng_seed=seed,
             )
-            *_, last = train([env_for(asked.hosts, 8, 10 + seed, **lifecycle)], controller, config)
-            found = play(env_for(asked.scored, 1, 99, **lifecycle), Learned(controller), RENT)
+            *_, last = train_controller([env_for(asked.hosts, 8, 10 + seed, **lifecycle)], controller, config)
+            found = evaluate(env_for(asked.scored, 1, 99, **lifecycle), LearnedPolicy(controller), RENT)
             gain = found.objective - never
             row = {
                 "variant": name,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule, train
+from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule, train_controller
 from esper.tamiyo import Controller
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/learning"))
@@ -44,10 +44,10 @@ def main() -> None:
                 rent=RentSchedule(start=RENT, end=RENT),
                 rng_seed=seed,
             )
-            reports = list(train([Garden(64)], controller, config))
+            reports = list(train_controller([Garden(64)], controller, config))
             means.append(sum(r.objective or 0.0 for r in reports) / len(reports))
             if seed == 1:
-                print({head.name: round(head.gradient, 3) for head in reports[3].heads})
+                print({head.name: round(head.grad_norm, 3) for head in reports[3].heads})
         print("apart" if apart else "together", [round(x, 3) for x in means], round(sum(means) / len(means), 4))
 
 

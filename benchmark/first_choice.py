@@ -17,8 +17,8 @@ from esper.leyline.actions import Op
 from esper.recipes.config import Band, FleetConfig
 from esper.recipes.suite import chosen
 from esper.tamiyo import Controller
-from esper.tamiyo.features import View, no_history, remember
-from esper.tamiyo.files import load_controller
+from esper.tamiyo.controller_files import load_controller
+from esper.tamiyo.features import View, empty_history, remember
 from esper.tamiyo.network import Observation, describe, look
 from esper.tolaria import Engine
 
@@ -47,7 +47,7 @@ def newborn(fleet: FleetConfig) -> View:
     env = replace(fleet, rates=(1.0,)).build_group(Engine(), 4, 1, Band.DEVELOPMENT)
     signals = env.reset()
     fresh = torch.ones_like(signals.sibling)
-    history = remember(no_history(len(fresh), fresh.device), signals, fresh)
+    history = remember(empty_history(len(fresh), fresh.device), signals, fresh)
     rent, budget = (torch.full((len(fresh),), x) for x in (0.02, torch.inf))
     return View(signals, history, env.setting, rent, budget)
 

@@ -15,12 +15,12 @@ import tyro
 
 from esper.recipes.catalogue import recipe as named
 from esper.recipes.config import Band, FleetConfig, Recipe
-from esper.recipes.start import begin
+from esper.recipes.warm_start import begin
 from esper.simic.search import compare
-from esper.simic.train import train
+from esper.simic.train import train_controller
 from esper.tamiyo import Controller
-from esper.tamiyo.files import load_controller
-from esper.tamiyo.policies import Heuristic, Learned, Never
+from esper.tamiyo.controller_files import load_controller
+from esper.tamiyo.policies import Heuristic, LearnedPolicy, Never
 from esper.telemetry.folder import RunFolder
 from esper.tolaria import Engine, EnvConfig, TrainConfig
 
@@ -69,19 +69,19 @@ class Question:
     def run(self) -> None:
         plain, engine = named(self.recipe), Engine.on(self.device)
         fleets = tuple(replace(plain.fleets[i], hosts=self.group) for i in self.fleets)
-        lives = plain.start.lives * plain.start.best // self.best
-        start = replace(plain.start, run=self.run_dir, plans=self.plans, best=self.best, lives=lives)
+        lives = plain.warm_start.lives * plain.warm_start.best // self.best
+        start = replace(plain.warm_start, run=self.run_dir, plans=self.plans, best=self.best, lives=lives)
         ppo = replace(plain.learn.ppo, anneal=self.updates, minibatches=16)
         learn = replace(plain.learn, updates=self.updates, ppo=ppo, rng_seed=self.rng_seed)
         known = Recipe.revived(RunFolder.open(Path(self.run_dir)).config()).learned_from
-        recipe = replace(plain, fleets=fleets, known=known, start=start, learn=learn, engine=engine)
+        recipe = replace(plain, fleets=fleets, known=known, warm_start=start, learn=learn, engine=engine)
         before = load_controller(self.run_dir).to(engine.place())
         begin(recipe, after := Controller(recipe.controller).to(engine.place()))
         cloned = deepcopy(after)
-        for report in train([fleet.build(engine) for fleet in fleets], after, learn):
-            print(f"update {report.update}: J {report.objective:.4f}, KL {report.kl:.3f}", flush=True)
+        for report in train_controller([fleet.build(engine) for fleet in fleets], after, learn):
+            print(f"update {report.update}: J {report.objective:.4f}, KL {report.approx_kl:.3f}", flush=True)
         arms = {"never": Never(), "heuristic": Heuristic()}
-        arms |= {"before": Learned(before), "cloned": Learned(cloned), "after": Learned(after)}
+        arms |= {"before": LearnedPolicy(before), "cloned": LearnedPolicy(cloned), "after": LearnedPolicy(after)}
         print("| setting | " + " | ".join(arms) + " | after − before |\n|---|" + "--:|" * (len(arms) + 1))
         for fleet in (*fleets, *UNFAMILIAR):
             self.compare(recipe.learn.rent.end, fleet, arms, engine)

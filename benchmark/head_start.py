@@ -10,10 +10,10 @@ import tyro
 
 from esper.recipes.catalogue import general
 from esper.recipes.config import Band
-from esper.recipes.start import imitate, show
+from esper.recipes.warm_start import imitate, show
 from esper.simic.search import compare
 from esper.tamiyo import Controller
-from esper.tamiyo.policies import Heuristic, Learned, Never
+from esper.tamiyo.policies import Heuristic, LearnedPolicy, Never
 from esper.tolaria import Engine
 
 
@@ -36,11 +36,11 @@ class Question:
         clones = []
         for passes in self.passes:
             clones.append(self.controller(engine))
-            last = imitate(replace(recipe, start=replace(recipe.start, epochs=passes)), clones[-1], shown)
+            last = imitate(replace(recipe, warm_start=replace(recipe.warm_start, epochs=passes)), clones[-1], shown)
             known = {name: round(p, 2) for name, p in last.likelihood.items() if p is not None}
             print(f"{passes} passes: held-out loss {last.held_out_loss:.2f}, probabilities {known}", flush=True)
         for fleet, (best, *_) in zip(fleets, shown, strict=True):
-            arms = [Never(), Heuristic(), *best, *map(Learned, clones)]
+            arms = [Never(), Heuristic(), *best, *map(LearnedPolicy, clones)]
             env = fleet.build_group(engine, self.hosts, len(arms), Band.DEVELOPMENT)
             names = ["never", "heuristic", *["shown"] * len(best), *(f"{passes} passes" for passes in self.passes)]
             found = compare(env, arms, recipe.learn.rent.end, self.rng_seed)

@@ -12,13 +12,13 @@ from torch import Tensor
 from esper.kasmina import LifecycleConfig, blueprint_names, weak_host
 from esper.leyline.actions import STYLES, Graft
 from esper.tasks import load_task
-from esper.tolaria import Reference
+from esper.tolaria import HostTrainer
 
 EPOCHS = 8
 STYLE = {graft: next(name for name, style in STYLES.items() if style.graft is graft) for graft in Graft}
 
 
-class StraightThrough(Reference):
+class StraightThrough(HostTrainer):
     """Forward as if the seed were not there, backward as if it were."""
 
     def gradients(self, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
@@ -40,7 +40,7 @@ class StraightThrough(Reference):
 
 
 @torch.no_grad()
-def incubate(way: type[Reference], blueprint: str, graft: Graft) -> tuple[float, float, float]:
+def incubate(way: type[HostTrainer], blueprint: str, graft: Graft) -> tuple[float, float, float]:
     """|delta| / |host| after incubation, and the validation accuracy with the seed off and on."""
     task = load_task("mnist1d")
     patient = LifecycleConfig(training=EPOCHS + 1)
@@ -61,7 +61,7 @@ if __name__ == "__main__":
     print("|---|--:|--:|--:|--:|--:|")
     for blueprint in blueprint_names("signal"):
         for graft in Graft:
-            side, through = (incubate(way, blueprint, graft) for way in (Reference, StraightThrough))
+            side, through = (incubate(way, blueprint, graft) for way in (HostTrainer, StraightThrough))
             print(
                 f"| {blueprint}, {graft.name.lower()} | {side[1]:.3f} | {side[0]:.2f} | {side[2]:.3f} |"
                 f" {through[0]:.2f} | {through[2]:.3f} |",

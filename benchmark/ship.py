@@ -17,7 +17,7 @@ import tyro
 
 from esper.leyline.errors import EsperError
 from esper.leyline.reports import ExamReport
-from esper.tamiyo.files import SHIPPED, load_controller
+from esper.tamiyo.controller_files import SHIPPED, load_controller
 from esper.telemetry.folder import CONTROLLER, EXAMS, REPORTS, START, RunFolder
 
 KEPT = Path(__file__).parent

@@ -15,9 +15,9 @@ pids=()
 for n in $(seq "${COUNT:-5}"); do
   run="$folder/${recipe:0:1}$n"
   case $recipe in
-    further) which=(--rng-seed $((10 + n)) --start.run "benchmark/general/g$n") ;;
-    wider) which=(--rng-seed $((20 + n)) --start.run "benchmark/further/f$n") ;;
-    practice) which=(--rng-seed $((30 + n)) --start.run "benchmark/wider/w$n") ;;
+    further) which=(--rng-seed $((10 + n)) --warm-start.run "benchmark/general/g$n") ;;
+    wider) which=(--rng-seed $((20 + n)) --warm-start.run "benchmark/further/f$n") ;;
+    practice) which=(--rng-seed $((30 + n)) --warm-start.run "benchmark/wider/w$n") ;;
     *) which=(--rng-seed "$n") ;;
   esac
   if [ -e "$run/config.json" ]; then

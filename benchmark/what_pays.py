@@ -21,8 +21,8 @@ from esper.recipes.config import Band, FleetConfig
 from esper.recipes.exam import within_memory
 from esper.recipes.suite import chosen
 from esper.simic.search import compare, single_plans
-from esper.tamiyo.files import load_controller
-from esper.tamiyo.policies import Heuristic, Learned, Never
+from esper.tamiyo.controller_files import load_controller
+from esper.tamiyo.policies import Heuristic, LearnedPolicy, Never
 from esper.tolaria import Engine
 
 
@@ -51,18 +51,18 @@ class Question:
     def ask(self, fleet: FleetConfig) -> None:
         engine = within_memory(Engine.on(self.device))
         example = fleet.build_group(engine, 1, 1, Band.DEVELOPMENT).setting
-        learned = [Learned(load_controller(path).to(engine.place())) for path in self.runs]
+        learned = [LearnedPolicy(load_controller(path).to(engine.place())) for path in self.runs]
         plans = single_plans(example, (0,))
         policies = [Never(), Heuristic(), *plans, *learned]
         planted: Counter[tuple[int, int]] = Counter()
 
-        def witness(actions: Tensor, step: object) -> None:
+        def on_step(actions: Tensor, step: object) -> None:
             ours = actions.view(-1, len(policies), actions.shape[1])[:, -len(learned) :].flatten(0, 1)
             births = ours[ours[:, Head.OP] == Op.GERMINATE][:, [Head.SLOT, Head.BLUEPRINT]]
             planted.update((slot, blueprint) for slot, blueprint in births.tolist())
 
         env = fleet.build_group(engine, self.hosts, len(policies), Band.DEVELOPMENT)
-        found = compare(env, policies, further().learn.rent.end, witness=witness)
+        found = compare(env, policies, further().learn.rent.end, on_step=on_step)
         never, space = found[0], example.space
         print(f"\n{fleet.task}, {fleet.host} {fleet.widths}, {example.parameters:,} parameters, {self.hosts} hosts")
         print("policy        score       J  growth")

@@ -27,7 +27,7 @@ from esper.leyline.actions import STYLES, ActionSpace, Graft, Head, Op
 from esper.leyline.lifecycle import TRANSITIONS, Gate, Stage
 from esper.leyline.reports import ArmReport, ExamReport
 from esper.leyline.specs import Stream
-from esper.tamiyo.files import SHIPPED
+from esper.tamiyo.controller_files import SHIPPED
 from esper.telemetry.folder import RunFolder
 
 DOCS = Path(__file__).parent
@@ -189,7 +189,7 @@ def in_score() -> str:
         least = exam.by_name[exam.policy].params
         told: dict[bool, list[str]] = {True: [], False: []}
         for arm in exam.arms:
-            lead = arm.vs_score
+            lead = arm.score_difference
             if lead and arm.params >= least and arm.name not in GROWN and lead.low * lead.high > 0:
                 told[lead.low > 0].append(f"{arm.name} ({lead.mean:+.3f})".replace("-", "−"))
         return [exam.setting, ", ".join(told[True]), ", ".join(told[False])]

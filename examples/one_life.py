@@ -20,7 +20,7 @@ PLAN = {
 
 def live(task: esper.Task, plan: dict[int, tuple[str, dict[str, str]]]) -> list[esper.EpochReport]:
     """A host's whole life under a plan: decision -> op and choices."""
-    trainer = esper.Reference(esper.weak_host("cnn1d", task.spec.inputs, task.spec.outputs), task, rng_seed=1)
+    trainer = esper.HostTrainer(esper.weak_host("cnn1d", task.spec.inputs, task.spec.outputs), task, rng_seed=1)
     reports = []
     for epoch in range(EPOCHS):
         op, choices = plan.get(epoch, ("WAIT", {}))
@@ -35,7 +35,7 @@ def main(picture: Path) -> None:
     task = esper.load_task("mnist1d")
     print("The same host, never grown:")
     twin = live(task, {})
-    print("Grown by the plan:")
+    print("StaticEnv by the plan:")
     grown = live(task, PLAN)
     picture.parent.mkdir(parents=True, exist_ok=True)
     draw_life(grown, picture, twin=twin, title="One host on MNIST-1D, with and without growth")

@@ -10,18 +10,18 @@ from esper.simic import PPOConfig
 from esper.simic.rollout import Rollout
 from esper.tamiyo import Controller
 from esper.tamiyo.features import Features
-from esper.tamiyo.network import Memory, Observation
+from esper.tamiyo.network import HiddenState, Observation
 
 
 @dataclass
 class Numbers:
     """What an update says of itself."""
 
-    gradient: float
-    gradient_clipped: float
+    grad_norm: float
+    grad_norm_clipped: float
     head_gradients: list[float]
     samples: list[float]
-    kl: list[float]
+    approx_kl: list[float]
     advantage_mean: float
     advantage_std: float
 
@@ -69,7 +69,7 @@ def judged(controller: Controller, rollout: Rollout, n: int, first: int, last: i
     at = slice(first, last), slice(n, n + 1)
     seen = Observation(Features(*(x[at] for x in rollout.seen.features)), *(x[at] for x in rollout.seen[1:]))
     goes_on = first == 0 and not rollout.start[0, n]
-    memory = Memory(*(x[n : n + 1] if goes_on else torch.zeros_like(x[n : n + 1]) for x in rollout.memory))
+    memory = HiddenState(*(x[n : n + 1] if goes_on else torch.zeros_like(x[n : n + 1]) for x in rollout.memory))
     return controller.judge(seen, memory, rollout.choice.action[at])
 
 
@@ -124,11 +124,11 @@ def update(
     steps = len(rows)
     samples = [sum(row[2][head] for row in rows) for head in Head]
     return Numbers(
-        gradient=sum(row[0] for row in rows) / steps,
-        gradient_clipped=sum(min(row[0], config.max_grad_norm) for row in rows) / steps,
+        grad_norm=sum(row[0] for row in rows) / steps,
+        grad_norm_clipped=sum(min(row[0], config.max_grad_norm) for row in rows) / steps,
         head_gradients=[sum(row[1][head] for row in rows) / steps for head in Head],
         samples=[count / config.epochs for count in samples],
-        kl=[float(sum(row[3][head] for row in rows)) / max(samples[head], 1) for head in Head],
+        approx_kl=[float(sum(row[3][head] for row in rows)) / max(samples[head], 1) for head in Head],
         advantage_mean=compared.mean().item(),
         advantage_std=compared.std().item(),
     )

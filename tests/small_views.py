@@ -8,7 +8,7 @@ from esper.leyline.actions import ActionSpace, Op
 from esper.leyline.lifecycle import TRANSITIONS, Stage, Voice
 from esper.leyline.state import NO_BLUEPRINT, Setting, Signals, SlotState, Vitals
 from esper.tamiyo import Controller, Features
-from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, WINDOW, History, View, width
+from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, WINDOW, ScoreHistory, View, width
 from esper.tamiyo.network import DESCRIPTORS, Choice, Observation, num_draws
 
 CPU = torch.device("cpu")
@@ -73,7 +73,7 @@ def make_view(stages: Sequence[Sequence[Stage]], **known: object) -> View:
         slots=slots,
         vitals=vitals,
     )
-    history = History(
+    history = ScoreHistory(
         scores=torch.as_tensor(known.pop("scores", 0.5)).expand(hosts, WINDOW),
         best=of_host("best", 0.5),
         since_best=of_host("since_best", 0),

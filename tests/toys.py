@@ -8,7 +8,7 @@ from esper.leyline.actions import STYLES, Graft, Head, Op
 from esper.leyline.objectives import CLASSIFICATION, LANGUAGE
 from esper.leyline.specs import HostSpec, Stream, TaskSpec
 from esper.leyline.state import Split, Task
-from esper.tolaria import Fleet, Reference, TrainConfig
+from esper.tolaria import Fleet, HostTrainer, TrainConfig
 
 SPECS = {
     "mlp": HostSpec("mlp", (6,), 3, (8, 8)),
@@ -42,17 +42,17 @@ def toy_task(kind: str, examples: int = 192, validation: int = 64, dtype: torch.
     return Task(TaskSpec(f"toy {kind}", spec.inputs, spec.outputs, objective), train, held)
 
 
-def toy_trainer(kind: str, *, dtype: torch.dtype = torch.float32, examples: int = 192, **options) -> Reference:
+def toy_trainer(kind: str, *, dtype: torch.dtype = torch.float32, examples: int = 192, **options) -> HostTrainer:
     config = options.pop("config", TrainConfig(batch_size=32))
-    return Reference(SPECS[kind], toy_task(kind, examples, dtype=dtype), config, dtype=dtype, **options)
+    return HostTrainer(SPECS[kind], toy_task(kind, examples, dtype=dtype), config, dtype=dtype, **options)
 
 
-def germinate(trainer: Reference, blueprint: str, graft: Graft = Graft.ADD, slot: str = "s0") -> tuple[int, ...]:
+def germinate(trainer: HostTrainer, blueprint: str, graft: Graft = Graft.ADD, slot: str = "s0") -> tuple[int, ...]:
     """The action that plants this seed."""
     return trainer.space.action("GERMINATE", slot=slot, blueprint=blueprint, style=STYLE_OF[graft], tempo=3)
 
 
-def plant_in_training(trainer: Reference, blueprint: str, graft: Graft, slot: str = "s0") -> None:
+def plant_in_training(trainer: HostTrainer, blueprint: str, graft: Graft, slot: str = "s0") -> None:
     """A newborn at the beginning of its first epoch."""
     assert not trainer.act(germinate(trainer, blueprint, graft, slot))
     trainer.begin_epoch()

@@ -1,35 +1,124 @@
-"""Neural networks that start small and grow themselves while they train, only where growth pays."""
+"""Train neural networks that start small and grow while they train, where growth pays for its compute.
+
+A *host* network has *slots*, in which small modules, *seeds*, are planted while it trains. A *fleet* trains hundreds of
+hosts as one program, a *controller* decides when, where and what to grow, and an *exam* compares it with simple
+policies. `esper --help` shows the command line.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
+
+_PUBLIC = {
+    "kasmina": (
+        *("Host", "LifecycleConfig", "blueprint_names", "build_host", "host_kinds", "load_model", "register_blueprint"),
+        *("register_host", "save_model", "unregister_blueprint", "unregister_host", "weak_host"),
+    ),
+    "leyline": ("ActionSpace", "EpochReport", "EsperError", "FileError", "Op", "SlotReport", "Stage"),
+    "leyline.objectives": ("CLASSIFICATION", "LANGUAGE", "REGRESSION", "Objective"),
+    "leyline.reports": ("ArmReport", "ExamReport", "UpdateReport"),
+    "leyline.specs": ("HostSpec", "SlotSpec", "Stream", "TaskSpec"),
+    "leyline.state": ("Split", "Task"),
+    "recipes": ("FleetConfig", "Recipe", "recipe", "recipe_names"),
+    "recipes.exam": ("ExamConfig", "hold_exam"),
+    "simic": (
+        *("CloneConfig", "CollectConfig", "LearnConfig", "OfflineConfig", "PPOConfig", "RentSchedule", "RewardConfig"),
+        *("clone", "evaluate", "learn_offline", "load_episodes", "record_episodes", "save_episodes"),
+        "train_controller",
+    ),
+    "tamiyo": ("Controller", "ControllerConfig", "load_controller", "save_controller"),
+    "tamiyo.policies": (
+        *("FixedPlan", "GapTrigger", "GreedyGradient", "Heuristic", "LearnedPolicy", "Never", "Oversized", "PlanStep"),
+        *("Plateau", "Policy", "RandomLegal", "Schedule"),
+    ),
+    "tasks": ("TaskData", "load_task", "load_test", "register_task", "task_names", "unregister_task"),
+    "tolaria": (
+        *("Engine", "EnvConfig", "Fleet", "FleetEnv", "GovernorConfig", "HostTrainer", "TrainConfig"),
+        *("load_training", "save_training"),
+    ),
+}
+"""The public names of each module, imported when they are first used: commands that only read files need no torch."""
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names}
+_SUBPACKAGES = ("dashboard", "kasmina", "leyline", "recipes", "simic", "tamiyo", "tasks", "telemetry", "tolaria")
+
+__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
-    from esper.kasmina import *
-    from esper.leyline import *
-    from esper.leyline.specs import *
-    from esper.leyline.state import *
-    from esper.simic import *
-    from esper.tamiyo import *
-    from esper.tasks import *
-    from esper.tolaria import *
-
-_ROOMS = ("leyline", "leyline.specs", "leyline.state", "kasmina", "tasks", "tolaria", "tamiyo", "simic")
-_SUBPACKAGES = ("leyline", "kasmina", "tasks", "tolaria", "tamiyo", "simic", "dashboard")
+    from esper.kasmina import (
+        Host,
+        LifecycleConfig,
+        blueprint_names,
+        build_host,
+        host_kinds,
+        load_model,
+        register_blueprint,
+        register_host,
+        save_model,
+        unregister_blueprint,
+        unregister_host,
+        weak_host,
+    )
+    from esper.leyline import ActionSpace, EpochReport, EsperError, FileError, Op, SlotReport, Stage
+    from esper.leyline.objectives import CLASSIFICATION, LANGUAGE, REGRESSION, Objective
+    from esper.leyline.reports import ArmReport, ExamReport, UpdateReport
+    from esper.leyline.specs import HostSpec, SlotSpec, Stream, TaskSpec
+    from esper.leyline.state import Split, Task
+    from esper.recipes import FleetConfig, Recipe, recipe, recipe_names
+    from esper.recipes.exam import ExamConfig, hold_exam
+    from esper.simic import (
+        CloneConfig,
+        CollectConfig,
+        LearnConfig,
+        OfflineConfig,
+        PPOConfig,
+        RentSchedule,
+        RewardConfig,
+        clone,
+        evaluate,
+        learn_offline,
+        load_episodes,
+        record_episodes,
+        save_episodes,
+        train_controller,
+    )
+    from esper.tamiyo import Controller, ControllerConfig, load_controller, save_controller
+    from esper.tamiyo.policies import (
+        FixedPlan,
+        GapTrigger,
+        GreedyGradient,
+        Heuristic,
+        LearnedPolicy,
+        Never,
+        Oversized,
+        PlanStep,
+        Plateau,
+        Policy,
+        RandomLegal,
+        Schedule,
+    )
+    from esper.tasks import TaskData, load_task, load_test, register_task, task_names, unregister_task
+    from esper.tolaria import (
+        Engine,
+        EnvConfig,
+        Fleet,
+        FleetEnv,
+        GovernorConfig,
+        HostTrainer,
+        TrainConfig,
+        load_training,
+        save_training,
+    )
 
 
 def __getattr__(name: str) -> object:
-    """A public name of any room, imported when it is first used: what only reads reports need not wait for torch."""
     if name in _SUBPACKAGES:
         return import_module(f"esper.{name}")
-    if not name.startswith("_"):
-        for room in _ROOMS:
-            module = import_module(f"esper.{room}")
-            if name in module.__all__:
-                return getattr(module, name)
+    if name in _HOME:
+        value = globals()[name] = getattr(import_module(f"esper.{_HOME[name]}"), name)
+        return value
     raise AttributeError(f"module 'esper' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({name for room in _ROOMS for name in import_module(f"esper.{room}").__all__})
+    return sorted([*__all__, "__version__"])

@@ -21,7 +21,7 @@ from esper.recipes import Recipe, recipe
 from esper.recipes.exam import ExamConfig
 from esper.recipes.suite import HELD_OUT, setting
 from esper.tamiyo import Controller, load_controller
-from esper.tamiyo.files import SHIPPED, save_controller
+from esper.tamiyo.controller_files import SHIPPED, save_controller
 from esper.telemetry import Board, RunFolder
 from telemetry_toys import SMALL, arm, exam, report, small_run
 
@@ -127,7 +127,17 @@ def test_train_prints_every_report_for_machines(capsys):
 
 def test_a_run_goes_on_from_another_and_begins_there_once_more_only_before_its_first_checkpoint(run, tmp_path):
     path = tmp_path / "next"
-    changes = [*SMALL, "--exam", "0", "--start.run", str(run), "--fleets.0.widths", "5", "5", "--controller.no-size"]
+    changes = [
+        *SMALL,
+        "--exam",
+        "0",
+        "--warm-start.run",
+        str(run),
+        "--fleets.0.widths",
+        "5",
+        "5",
+        "--controller.no-size",
+    ]
     main(["train", "smoke", "--run-dir", str(path), *changes])
     before, after = RunFolder.open(run), RunFolder.open(path)
     assert load_controller(run).config == replace(load_controller(path).config, size=True), "but for what it is told"
@@ -379,7 +389,7 @@ def test_resuming_what_is_done_changes_nothing(run, capsys):
         (["train", "smoke", "--fleets.0.task", "spiral"], "unknown task 'spiral': did you mean 'spirals'?"),
         (["train", "smoke", "--fleets.0.options.examples", "1"], "examples"),
         (["train", "smoke", "--exam", "1"], "exam must be at least 2"),
-        (["train", "smoke", "--start.run", "nowhere"], "nowhere holds no run"),
+        (["train", "smoke", "--warm-start.run", "nowhere"], "nowhere holds no run"),
         (["train", "smoke", "--engine.device", "cuda:9"], "device 'cuda:9'"),
         (["train", "smoke", "--learn.rent.end", "nan"], "end must not be negative"),
         (["resume", "nowhere"], "nowhere holds no run"),

@@ -10,11 +10,11 @@ import torch
 from esper.cli.train import checkpoint, continued, pick_up, stopping
 from esper.leyline.errors import EsperError, FileError
 from esper.recipes import recipe
-from esper.recipes.config import StartConfig
+from esper.recipes.config import WarmStartConfig
 from esper.simic import CollectConfig, LearnConfig
 from esper.simic.train import Training
 from esper.tamiyo import load_controller
-from esper.tamiyo.files import save_controller
+from esper.tamiyo.controller_files import save_controller
 from esper.telemetry import RunFolder
 from small_fleets import controller_for, make_env
 from telemetry_toys import report
@@ -70,7 +70,7 @@ def test_who_goes_on_from_a_run_knows_what_it_knows_and_keeps_its_controller(tmp
     (fleet,) = plain.fleets
     before = replace(plain, known=(replace(fleet, widths=(5, 5)),))
     folder = RunFolder.create(tmp_path / "run", before.plain(), {})
-    asked = replace(plain, start=StartConfig(run=str(folder.path)))
+    asked = replace(plain, warm_start=WarmStartConfig(run=str(folder.path)))
     with pytest.raises(FileError, match="is not done: resume it before another run goes on from it"):
         continued(asked, plain)
     save_controller(folder.controller_path, controller_for())

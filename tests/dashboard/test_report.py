@@ -121,7 +121,7 @@ def test_a_performance_profile_is_the_share_of_hosts_above_each_threshold():
 
 def test_a_loss_needs_less_proof_than_a_win():
     def found(chance: float, *vs: float) -> str:
-        return replace(arm("x", *vs), chance=chance).verdict
+        return replace(arm("x", *vs), p_value=chance).verdict
 
     assert found(0.01, 0.1, 0.05, 0.15) == "better"
     assert found(0.2, 0.1, 0.05, 0.15) == "level", "one of many arms may be above by chance"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from esper.leyline.actions import Graft
-from esper.tolaria import Engine, Fleet, Reference, TrainConfig
+from esper.tolaria import Engine, Fleet, HostTrainer, TrainConfig
 from toys import SPECS, random_legal, rows_of, toy_task, toy_trainer
 
 CONFIGS = {
@@ -13,7 +13,7 @@ CONFIGS = {
 }
 
 
-def pair(kind: str, config: TrainConfig, num_hosts: int = 7) -> tuple[Fleet, list[Reference]]:
+def pair(kind: str, config: TrainConfig, num_hosts: int = 7) -> tuple[Fleet, list[HostTrainer]]:
     """The same hosts, stacked and alone."""
     options = {"config": config, "dtype": torch.float64, "examples": 72}
     alone = [toy_trainer(kind, rng_seed=n, **options) for n in range(num_hosts)]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from esper.leyline.files import read
-from esper.tamiyo.files import CONTROLLER_FORMAT
+from esper.leyline.tensor_files import read
+from esper.tamiyo.controller_files import CONTROLLER_FORMAT
 from telemetry_toys import MAIN, SMALL, timeless_exams
 
 RUN = [

@@ -12,7 +12,7 @@ from esper.leyline.specs import HostSpec
 from esper.simic import CollectConfig, PPOConfig, RewardConfig
 from esper.simic.ppo import Lives, cut, losses, totals
 from esper.simic.rollout import Collector, collect
-from esper.tamiyo.policies import FixedPlan, Planned
+from esper.tamiyo.policies import FixedPlan, PlanStep
 from esper.tolaria import EnvConfig, Fleet, FleetEnv, TrainConfig
 from small_fleets import controller_for, make_env
 from toys import toy_task
@@ -43,7 +43,7 @@ def test_advantages_entropy_and_kl_reach_the_heads_that_the_table_lists(lives, o
     listens = torch.tensor([head in op.heads for head in Head]).float()
     torch.testing.assert_close(totals(lives).heads, 4 * listens)
     torch.testing.assert_close(found.policy, -1.05 * 4 * listens)
-    torch.testing.assert_close(found.kl, (math.exp(0.1) - 1.1) * 4 * listens, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.approx_kl, (math.exp(0.1) - 1.1) * 4 * listens, atol=1e-5, rtol=0)
     torch.testing.assert_close(found.clipped, 4 * listens)
     assert torch.equal(found.entropy > 0, listens.bool())
 
@@ -66,6 +66,6 @@ def test_features_rollout_and_policy_take_their_slots_from_the_host(slots):
     rollout = collect(fleets, controller, 0.0, RewardConfig())
     assert rollout.seen.features.slots.shape[2] == rollout.seen.legal.shape[3] == slots
     assert rollout.choice.action[..., Head.SLOT].max() < slots
-    plan = FixedPlan([Planned(0, {"op": "GERMINATE", "slot": f"s{slots}"})])
+    plan = FixedPlan([PlanStep(0, {"op": "GERMINATE", "slot": f"s{slots}"})])
     with pytest.raises(EsperError, match=f"unknown choice of head slot 's{slots}'"):
         plan.begin(env.setting, 2, torch.device("cpu"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from esper.leyline.errors import FileError
-from esper.leyline.files import read, write
+from esper.leyline.tensor_files import read, write
 from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule
 from esper.simic.checkpoint import RUN_FORMAT, load_training_run, save_training_run
 from esper.simic.train import Training

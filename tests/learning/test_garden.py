@@ -13,11 +13,11 @@ from esper.kasmina.gates import LifecycleConfig
 from esper.kasmina.lifecycle import apply, empty_slots, legal, tick, unmeasured
 from esper.leyline.actions import ActionSpace
 from esper.leyline.state import NO_BLUEPRINT, Setting, Signals, SlotState
-from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule, train
-from esper.simic.play import play
+from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule, train_controller
+from esper.simic.evaluation import evaluate
 from esper.simic.search import compare, random_plans
 from esper.tamiyo import Controller
-from esper.tamiyo.policies import Learned, Never, RandomLegal
+from esper.tamiyo.policies import LearnedPolicy, Never, RandomLegal
 from esper.tolaria import EnvConfig, FleetEnv
 from esper.tolaria.env import Step
 
@@ -97,7 +97,7 @@ def best_possible() -> float:
 
 def test_the_best_garden_is_known_and_a_search_of_plans_comes_near():
     assert best_possible() == pytest.approx(BASE + 0.30 - RENT * torch.tensor(3.0).log().item())
-    assert play(Garden(2), Never(), RENT).objective.mean().item() == pytest.approx(BASE)
+    assert evaluate(Garden(2), Never(), RENT).objective.mean().item() == pytest.approx(BASE)
     garden = Garden(2)
     found = compare(Garden(200, group=200), random_plans(garden.setting, 200), RENT)
     best = max(outcome.objective.mean() for outcome in found)
@@ -115,11 +115,11 @@ def test_the_planted_garden_is_found():
         rent=RentSchedule(start=RENT, end=RENT),
         rng_seed=1,
     )
-    for _ in train([Garden(64)], controller, config):
+    for _ in train_controller([Garden(64)], controller, config):
         pass
-    found = {p.name: play(Garden(256), p, RENT).objective for p in (Learned(controller), RandomLegal())}
+    found = {p.name: evaluate(Garden(256), p, RENT).objective for p in (LearnedPolicy(controller), RandomLegal())}
     assert found["random"].mean() < BASE, "growing without thought is worse than not growing"
     reached = (found["learned"].mean().item() - BASE) / (best_possible() - BASE)
     assert reached > 0.9
-    alone = play(Garden(1), Learned(controller, greedy=True), RENT)
+    alone = evaluate(Garden(1), LearnedPolicy(controller, greedy=True), RENT)
     assert alone.growth.item() == pytest.approx(2.0), "the one seed that pays, and nothing else"

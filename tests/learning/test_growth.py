@@ -3,10 +3,10 @@
 import pytest
 
 from esper.leyline.specs import HostSpec
-from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule, train
-from esper.simic.play import play
+from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule, train_controller
+from esper.simic.evaluation import evaluate
 from esper.tamiyo import Controller
-from esper.tamiyo.policies import Learned, Never, RandomLegal
+from esper.tamiyo.policies import LearnedPolicy, Never, RandomLegal
 from esper.tasks import load_task
 from esper.tolaria import EnvConfig, Fleet, FleetEnv, TrainConfig
 
@@ -31,10 +31,11 @@ def test_it_learns_to_grow():
         rent=RentSchedule(end=RENT, updates=8),
         rng_seed=1,
     )
-    reports = list(train([spirals(64, 8, rng_seed=11)], controller, config))
+    reports = list(train_controller([spirals(64, 8, rng_seed=11)], controller, config))
     assert reports[-1].ops["GERMINATE"] > 64, "at least once in every life"
     outcomes = {
-        p.name: play(spirals(40, 1, rng_seed=99), p, RENT) for p in (Learned(controller), Never(), RandomLegal())
+        p.name: evaluate(spirals(40, 1, rng_seed=99), p, RENT)
+        for p in (LearnedPolicy(controller), Never(), RandomLegal())
     }
     for other in ("never", "random"):
         gain = outcomes["learned"].objective - outcomes[other].objective

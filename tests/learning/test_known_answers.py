@@ -14,7 +14,7 @@ from esper.simic import Learner, PPOConfig
 from esper.simic.rollout import Rollout
 from esper.tamiyo import Controller, ControllerConfig, Features
 from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, width
-from esper.tamiyo.network import DESCRIPTORS, Choice, Memory, Observation, num_draws
+from esper.tamiyo.network import DESCRIPTORS, Choice, HiddenState, Observation, num_draws
 
 pytestmark = pytest.mark.slow
 CONFIG = PPOConfig(lr=3e-3, gamma=0.99, entropy_coef=0.01, minibatches=2, group_baseline=False)
@@ -31,7 +31,7 @@ class Toy:
     slots: int = 3
     blueprints: int = 4
 
-    def play(self, controller: Controller, update: int, hosts: int = 64) -> Rollout:
+    def evaluate(self, controller: Controller, update: int, hosts: int = 64) -> Rollout:
         cue = (uniform(key(update, torch.arange(hosts)), 1)[:, 0] < 0.5).float()
         memory = controller.blank(hosts, torch.device("cpu"))
         before, rows = memory, []
@@ -54,7 +54,7 @@ class Toy:
             rows.append((seen, choice, self.pays(t, choice.action, cue)))
         return self.recorded(rows, before, hosts)
 
-    def recorded(self, rows, before: Memory, hosts: int) -> Rollout:
+    def recorded(self, rows, before: HiddenState, hosts: int) -> Rollout:
         seen, choices, rewards = zip(*rows, strict=True)
         choice = Choice(*(torch.stack(x) for x in zip(*choices, strict=True)))
         over = torch.zeros(self.length, hosts, dtype=torch.bool)
@@ -93,8 +93,8 @@ def learn(toy: Toy, updates: int, recurrent: bool = True, config: PPOConfig = CO
     controller = Controller(ControllerConfig(recurrent=recurrent, hidden=32, slot_hidden=16), rng_seed=1)
     learner = Learner(controller, config)
     for update in range(updates):
-        learner.update(toy.play(controller, update))
-    return toy.play(controller, 10_000, hosts=512).reward.sum(0).mean().item(), controller
+        learner.update(toy.evaluate(controller, update))
+    return toy.evaluate(controller, 10_000, hosts=512).reward.sum(0).mean().item(), controller
 
 
 def test_a_masked_factored_bandit():
@@ -107,7 +107,7 @@ def test_a_masked_factored_bandit():
     toy = Toy(pays, legality(GERMINATE=[0, 2], PRUNE=[1]))
     reached, controller = learn(toy, 40)
     assert reached > 0.9
-    rollout = toy.play(controller, 7)
+    rollout = toy.evaluate(controller, 7)
     germinating = rollout.choice.action[..., Head.OP] == Op.GERMINATE
     assert (rollout.choice.action[..., Head.SLOT][germinating] != 1).all(), "an illegal slot is never chosen"
 
@@ -138,7 +138,7 @@ def test_heads_learn_only_where_they_matter():
     toy = Toy(pays, legality(PRUNE=[0], SET_ALPHA_TARGET=[0]))
     reached, controller = learn(toy, 40)
     assert reached > 0.9
-    rollout = toy.play(controller, 7, hosts=512)
+    rollout = toy.evaluate(controller, 7, hosts=512)
     ops, speeds = rollout.choice.action[0, :, Head.OP], rollout.choice.action[0, :, Head.ALPHA_SPEED]
     assert (speeds[ops == Op.SET_ALPHA_TARGET] == 3).float().mean() > 0.9
     blueprints = torch.bincount(rollout.choice.action[0, :, Head.BLUEPRINT], minlength=4) / 512
@@ -159,10 +159,10 @@ def test_more_entropy_coefficient_means_more_entropy():
         config = PPOConfig(lr=1e-3, gamma=0.99, entropy_coef=coefficient, group_baseline=False)
         learner = Learner(controller, config)
         for update in range(5):
-            rollout = toy.play(controller, update)
+            rollout = toy.evaluate(controller, update)
             expected = rollout._replace(reward=rollout.choice.value)
             learner.update(expected)
-        played = toy.play(controller, 1)
+        played = toy.evaluate(controller, 1)
         judged = controller.judge(played.seen, played.memory, played.choice.action)
         spread[coefficient] = judged.entropy[..., Head.OP].mean()
     assert spread[0.1] > spread[0.0] + 0.01

@@ -19,11 +19,20 @@ from esper.recipes.exam import QUICK, ExamConfig, Room, _as_long, at_the_edge, h
 from esper.recipes.suite import HELD_OUT, SUITE, setting, settings
 from esper.recipes.suite import chosen as chosen_settings
 from esper.simic import RentSchedule
+from esper.simic.evaluation import Outcome, evaluate
 from esper.simic.exam import Arm, Sitting, sit
-from esper.simic.play import Outcome, play
 from esper.simic.search import compare, random_plans
 from esper.tamiyo import Controller
-from esper.tamiyo.policies import FixedPlan, Heuristic, Learned, Never, Oversized, Planned, RandomLegal, SideBySide
+from esper.tamiyo.policies import (
+    FixedPlan,
+    Heuristic,
+    LearnedPolicy,
+    Never,
+    Oversized,
+    PlanStep,
+    RandomLegal,
+    SideBySide,
+)
 from esper.tasks import load_test
 from esper.tolaria import Engine
 
@@ -47,8 +56,8 @@ def room(config=SMALL, **changes):
 def everyone():
     """An exam with two trainings and two guests."""
     asked = smoke()
-    trainings = [Learned(Controller(asked.controller, seed)) for seed in (1, 2)]
-    guest = FixedPlan([Planned(0, {"op": "GERMINATE", "slot": "s0"})], name="mine")
+    trainings = [LearnedPolicy(Controller(asked.controller, seed)) for seed in (1, 2)]
+    guest = FixedPlan([PlanStep(0, {"op": "GERMINATE", "slot": "s0"})], name="mine")
     return asked, trainings, SMALL, [guest, FixedPlan([], name="idle")]
 
 
@@ -96,7 +105,11 @@ def test_a_guest_with_a_name_that_is_taken_is_refused_before_anything_is_played(
     asked, said = smoke(), []
     for guest in (Never(), FixedPlan([], name="static"), FixedPlan([], name="best plan")):
         with pytest.raises(EsperError, match=f"2 arms are called '{guest.name}'"):
-            list(held_one_by_one(asked, [Learned(Controller(asked.controller, 1))], SMALL, [guest], tell=said.append))
+            list(
+                held_one_by_one(
+                    asked, [LearnedPolicy(Controller(asked.controller, 1))], SMALL, [guest], tell=said.append
+                )
+            )
     assert said == []
 
 
@@ -143,7 +156,7 @@ def test_two_fleets_that_look_alike_choose_each_for_itself():
 
 def test_a_preliminary_exam_touches_neither_final_hosts_nor_test_data():
     asked = smoke()
-    (report,), _ = hold_exam(asked, [Learned(Controller(asked.controller, 1))], replace(QUICK, hosts=3))
+    (report,), _ = hold_exam(asked, [LearnedPolicy(Controller(asked.controller, 1))], replace(QUICK, hosts=3))
     assert report.data == "validation"
     assert [arm.name for arm in report.arms] == ["learned", "never", "random", "heuristic"]
     with pytest.raises(EsperError, match="thorough exams are final"):
@@ -154,7 +167,7 @@ def test_arms_that_do_the_same_have_the_same_hosts(held):
     report, _ = held
     never, idle = (next(arm for arm in report.arms if arm.name == name) for name in ("never", "idle"))
     assert idle.scores == never.scores
-    assert idle.vs == never.vs
+    assert idle.difference == never.difference
 
 
 def test_who_trains_longer_spends_as_much_and_no_more(held):
@@ -182,7 +195,7 @@ def test_no_choice_is_made_on_hosts_that_count():
     one.grid = list(rates)
     rules, band = [Never(), Heuristic()], Band.TUNE + 1
     by_hand = [
-        [play(one.env(2, 1, band, [rate]), rule, one.rent, 0).objective.mean().item() for rate in rates]
+        [evaluate(one.env(2, 1, band, [rate]), rule, one.rent, 0).objective.mean().item() for rate in rates]
         for rule in rules
     ]
     assert one.tried(rules, 2, training=1) == by_hand
@@ -213,7 +226,7 @@ def test_final_exams_have_hosts_and_data_of_their_own():
 
 
 def plan(slot: str, blueprint: str, tempo: int = 3) -> FixedPlan:
-    return FixedPlan([Planned(0, {"op": "GERMINATE", "slot": slot, "blueprint": blueprint, "tempo": tempo})])
+    return FixedPlan([PlanStep(0, {"op": "GERMINATE", "slot": slot, "blueprint": blueprint, "tempo": tempo})])
 
 
 def test_a_topology_from_scratch_is_its_own_hosts():
@@ -234,7 +247,7 @@ def test_growth_is_replayed_on_other_hosts_for_every_training():
     ours = one.arm([Never(), Never()], 1e-2)
     again = [sitting.outcome.score for sitting in one.replayed(ours)]
     for n, scores in enumerate(again):
-        alone = play(one.env(3, 1, Band.OTHERS + n, [1e-2], test=True), Never(), 0.02)
+        alone = evaluate(one.env(3, 1, Band.OTHERS + n, [1e-2], test=True), Never(), 0.02)
         assert torch.equal(scores, alone.score)
     assert not torch.equal(*again)
 
@@ -258,10 +271,10 @@ def test_no_rule_is_never_under_another_name():
     _, *rules = one.rules()
     planted = torch.zeros(6 * len(rules), dtype=torch.bool)
 
-    def witness(actions, step):
+    def on_step(actions, step):
         planted.logical_or_(actions[:, Head.OP] == Op.GERMINATE)
 
-    compare(one.env(6, len(rules), Band.DEVELOPMENT, [0.02] * len(rules)), rules, 0.02, witness=witness)
+    compare(one.env(6, len(rules), Band.DEVELOPMENT, [0.02] * len(rules)), rules, 0.02, on_step=on_step)
     on_hosts = dict(zip([rule.name for rule in rules], planted.view(6, -1).sum(0).tolist(), strict=True))
     assert {name for name, hosts in on_hosts.items() if hosts <= 3} == set()
 
@@ -344,8 +357,8 @@ def _grid():
 
 def test_a_policy_that_remembers_is_tuned_as_it_is():
     """Every learning rate has a copy of its own: with one rate three times, all three do the same."""
-    one, policy = room(), FixedPlan([Planned(2, {"op": "GERMINATE", "slot": "s0"})])
-    alone = play(one.env(2, 1, Band.TUNE, [0.01]), policy, 0.02)
+    one, policy = room(), FixedPlan([PlanStep(2, {"op": "GERMINATE", "slot": "s0"})])
+    alone = evaluate(one.env(2, 1, Band.TUNE, [0.01]), policy, 0.02)
     three = compare(one.env(2, 3, Band.TUNE, [0.01] * 3), [policy] * 3, 0.02)
     assert all(torch.equal(o.growth, alone.growth) for o in three)
     assert alone.growth.any()
@@ -430,7 +443,7 @@ def test_where_a_task_has_a_teacher_its_size_is_the_measure():
     fleet = replace(fleet, options={"examples": 200}, env=replace(fleet.env, episode=3, group=1))
     asked = replace(smoke(), fleets=(fleet,))
     config = replace(AT_ONE_RATE, plans=0, hosts=2)
-    (report,), _ = hold_exam(asked, [Learned(Controller(asked.controller, 1))], config)
+    (report,), _ = hold_exam(asked, [LearnedPolicy(Controller(asked.controller, 1))], config)
     arms = {arm.name: arm for arm in report.arms}
     right, never = arms["right size"], arms["never"]
     assert report.right_size is not None

@@ -7,18 +7,18 @@ import pytest
 
 from esper.leyline.errors import EsperError
 from esper.leyline.reports import HeadReport, UpdateReport
-from esper.simic import CollectConfig, LearnConfig, train
-from esper.simic.anomalies import HEADS, Bounds, Watch, gradient_health
+from esper.simic import CollectConfig, LearnConfig, train_controller
+from esper.simic.anomalies import HEADS, AnomalyDetector, Bounds, gradient_health
 from small_fleets import controller_for, make_env
 
-HEAD = {"samples": 10, "kl": 0.01, "clip_fraction": 0.1, "entropy": 0.5, "ratio_min": 0.8, "ratio_max": 1.2}
+HEAD = {"samples": 10, "approx_kl": 0.01, "clip_fraction": 0.1, "entropy": 0.5, "ratio_min": 0.8, "ratio_max": 1.2}
 
 
 def report(update: int = 0, gradient: float = 1.0, heads: dict | None = None, **values) -> UpdateReport:
     needed = [f for f in dataclasses.fields(UpdateReport) if f.default is dataclasses.MISSING]
     numbers = {f.name: 1 if f.type is int else 0.1 for f in needed}
     rows = tuple(
-        HeadReport(name=name, gradient=1.0, gradient_clipped=0.5, **(HEAD | (heads or {}).get(name, {})))
+        HeadReport(name=name, grad_norm=1.0, grad_norm_clipped=0.5, **(HEAD | (heads or {}).get(name, {})))
         for name in HEADS
     )
     numbers |= {"update": update, "gradient": gradient, "heads": rows, "ops": {}, "seconds": {}, "stopped": None}
@@ -37,7 +37,7 @@ SICK = {
 
 @pytest.mark.parametrize("kind", SICK)
 def test_what_is_wrong_is_named_and_explained(kind):
-    watch = Watch()
+    watch = AnomalyDetector()
     assert watch.look(report(0)) == ()
     (found,) = watch.look(report(1, **SICK[kind]))
     assert (found.kind, found.update) == (kind, 1)
@@ -50,7 +50,10 @@ def test_what_is_wrong_is_named_and_explained(kind):
 
 
 def test_a_head_starves_once_it_has_gone_without_for_long_enough():
-    watch, hungry = Watch(Bounds(starving=3)), {"heads": {"tempo": dict.fromkeys(HEAD, None) | {"samples": 0}}}
+    watch, hungry = (
+        AnomalyDetector(Bounds(starving=3)),
+        {"heads": {"tempo": dict.fromkeys(HEAD, None) | {"samples": 0}}},
+    )
     found = [watch.look(report(update, **hungry)) for update in range(6)]
     assert [len(anomalies) for anomalies in found] == [0, 0, 1, 0, 0, 0]
     assert found[2][0].where == "tempo"
@@ -60,7 +63,7 @@ def test_a_head_starves_once_it_has_gone_without_for_long_enough():
 
 
 def test_bounds_can_be_set_for_one_head():
-    watch = Watch(Bounds(ratios={"slot": (0.01, 10.0)}))
+    watch = AnomalyDetector(Bounds(ratios={"slot": (0.01, 10.0)}))
     wide = {"ratio_max": 6.0}
     assert watch.look(report(0, heads={"slot": wide})) == ()
     assert [a.where for a in watch.look(report(1, heads={"slot": wide, "op": wide}))] == ["op"]
@@ -92,21 +95,21 @@ NEAR = {
 def test_anomalies_begin_at_their_bounds(kind):
     """One side of each bound is normal, the other is not; a usual gradient norm is 1 here."""
     for values, anomalies in zip(NEAR[kind], ([], [kind]), strict=True):
-        watch = Watch()
+        watch = AnomalyDetector()
         watch.look(report(0))
         assert [a.kind for a in watch.look(report(1, **values))] == anomalies
 
 
 def test_the_usual_gradient_is_a_moving_average():
-    watch, usual = Watch(Bounds(memory=0.75)), []
+    watch, usual = AnomalyDetector(Bounds(memory=0.75)), []
     for gradient in (1.0, 3.0, 3.0):
-        watch.look(report(gradient=gradient))
+        watch.look(report(grad_norm=gradient))
         usual.append(watch.usual)
     assert usual == [1.0, 1.5, 1.875]
 
 
 def test_it_remembers_a_few_numbers_however_long_the_run():
-    watch = Watch()
+    watch = AnomalyDetector()
     for update in range(50):
         watch.look(report(update))
     assert len(watch.starved) == len(HEADS)
@@ -118,7 +121,7 @@ def test_it_remembers_a_few_numbers_however_long_the_run():
     [({}, 1.0), ({"slot": 1e-9}, 7 / 8), ({"slot": 1e-9, "tempo": 1e9}, 6 / 8), ({"op": math.nan}, 7 / 8)],
 )
 def test_health_is_the_share_of_heads_with_gradients_to_learn_from(gradients, health):
-    heads = tuple(dataclasses.replace(head, gradient=gradients.get(head.name, 1.0)) for head in report().heads)
+    heads = tuple(dataclasses.replace(head, grad_norm=gradients.get(head.name, 1.0)) for head in report().heads)
     assert gradient_health(heads, Bounds()) == pytest.approx(health)
     nobody = tuple(dataclasses.replace(head, samples=0) for head in heads)
     assert gradient_health(nobody, Bounds()) is None
@@ -130,12 +133,12 @@ def test_after_an_anomaly_reports_say_more(anxious):
     bounds = Bounds(ratio_max=1 + 1e-9) if anxious else Bounds(ratio_max=1e9, ratio_min=1e-9, explained=-1e9, drift=1e9)
     controller = controller_for()
     config = LearnConfig(updates=3, collect=CollectConfig(horizon=4), bounds=bounds)
-    reports = list(train([make_env("mlp", 4, episode=3, rng_seed=1)], controller, config))
+    reports = list(train_controller([make_env("mlp", 4, episode=3, rng_seed=1)], controller, config))
     assert [bool(r.anomalies) for r in reports] == [anxious] * 3
     assert [r.detail is not None for r in reports] == [False, anxious, anxious]
     for detail in (r.detail for r in reports if r.detail):
         assert detail.gradients.keys() == dict(controller.named_parameters()).keys()
         assert detail.quantiles.keys() == {"reward", "returns", "value", "error"}
         assert all(list(row) == sorted(row) for row in detail.quantiles.values())
-    assert all(r.health == 1.0 for r in reports)
+    assert all(r.gradient_health == 1.0 for r in reports)
     assert all(r.memory is None for r in reports)

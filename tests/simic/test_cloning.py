@@ -5,14 +5,14 @@ import torch
 
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError, FileError
-from esper.leyline.files import read, write
+from esper.leyline.tensor_files import read, write
 from esper.simic import CollectConfig, RewardConfig
 from esper.simic.cloning import EPISODES_FORMAT, CloneConfig, _lives, clone, deviation, load_episodes, save_episodes
-from esper.simic.play import play
+from esper.simic.evaluation import evaluate
 from esper.simic.rollout import Collector, record
 from esper.tamiyo import Controller, ControllerConfig
 from esper.tamiyo.masks import relevant
-from esper.tamiyo.policies import Heuristic, Learned, Never
+from esper.tamiyo.policies import Heuristic, LearnedPolicy, Never
 from small_fleets import controller_for, make_env
 
 
@@ -32,8 +32,8 @@ def test_a_clone_does_what_the_heuristic_did():
     assert reports[-1].held_out_loss < 0.3 * reports[0].held_out_loss
     assert reports[-1].likelihood["op"] > 0.9
     outcomes = {
-        policy.name: play(make_env("mlp", 12, episode=12, rng_seed=9), policy, rent=0.02)
-        for policy in (Heuristic(blueprint="mlp", tempo=3), Learned(controller, greedy=True), Never())
+        policy.name: evaluate(make_env("mlp", 12, episode=12, rng_seed=9), policy, rent=0.02)
+        for policy in (Heuristic(blueprint="mlp", tempo=3), LearnedPolicy(controller, greedy=True), Never())
     }
     grown = {name: outcome.growth.mean().item() for name, outcome in outcomes.items()}
     assert grown["learned"] == pytest.approx(grown["heuristic"], rel=0.3)

@@ -11,15 +11,15 @@ import torch
 from esper.leyline.errors import EsperError
 from esper.leyline.reports import Interval
 from esper.leyline.state import NO_BLUEPRINT, Split
+from esper.simic.evaluation import Outcome, evaluate, on_test
 from esper.simic.exam import Arm, Diary, Replay, Sitting, sit, verdicts
-from esper.simic.play import Outcome, on_test, play
-from esper.simic.statistics import chance, iqm_interval, unpaired
-from esper.tamiyo.policies import FixedPlan, Heuristic, Never, Planned, RandomLegal, SideBySide
+from esper.simic.statistics import iqm_interval, p_value, unpaired
+from esper.tamiyo.policies import FixedPlan, Heuristic, Never, PlanStep, RandomLegal, SideBySide
 from esper.tolaria import EnvConfig, Fleet, FleetEnv, TrainConfig
-from esper.tolaria.grown import Grown
+from esper.tolaria.static_env import StaticEnv
 from toys import SPECS, toy_task
 
-PLAN = FixedPlan([Planned(1, {"op": "GERMINATE", "slot": "s0", "blueprint": "mlp", "tempo": 3})])
+PLAN = FixedPlan([PlanStep(1, {"op": "GERMINATE", "slot": "s0", "blueprint": "mlp", "tempo": 3})])
 
 
 def exam_env(test: Split | None = None, episode: int = 6, num_hosts: int = 4) -> FleetEnv:
@@ -73,21 +73,26 @@ def test_verdicts_by_hand():
     assert own.iqm_interval == iqm_interval(np.array([2.0, 0, 1, 100, 3, 0]))
     assert (own.growth, own.params, own.flops, own.sick, own.seconds) == (0.5, 1.5 * bare, 20, pytest.approx(1 / 3), 3)
     assert (own.scores, own.objectives) == (tuple(2 * j for j in OURS), tuple(OURS))
-    assert (own.vs, own.vs_score, own.improvement, own.chance) == (None, None, None, None)
+    assert (own.difference, own.score_difference, own.probability_of_improvement, own.p_value) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert (own.excess, own.regret) == (1.5 * bare - 100, 6.5)
-    assert (never.vs, never.vs_score) == (Interval(1, 1, 1), Interval(2, 2, 2))
-    assert (oracle.vs, same.vs) == (Interval(-1, -1, -1), Interval(0, 0, 0))
-    assert never.improvement == pytest.approx((21 + 5 / 2) / 36), "above in 21 of 36 pairs, equal in 5"
-    assert never.chance == oracle.chance == pytest.approx(4 * 2 / 64, abs=0.02)
-    assert same.chance == 1
+    assert (never.difference, never.score_difference) == (Interval(1, 1, 1), Interval(2, 2, 2))
+    assert (oracle.difference, same.difference) == (Interval(-1, -1, -1), Interval(0, 0, 0))
+    assert never.probability_of_improvement == pytest.approx((21 + 5 / 2) / 36), "above in 21 of 36 pairs, equal in 5"
+    assert never.p_value == oracle.p_value == pytest.approx(4 * 2 / 64, abs=0.02)
+    assert same.p_value == 1
     assert (never.regret, right.regret, right.excess) == (7.5, 0, own.excess)
     assert [(a.episode, a.lr) for a in report.arms] == [(8, 0.01), (9, 0.02)] + [(8, 0.01)] * 4
     assert [(a.searched, a.plan) for a in (never, oracle)] == [(0, ""), (77, "0: GERMINATE s0")]
     ours, theirs = np.array(OURS), np.array(LESS)
-    assert (replay.vs, replay.vs_score) == (unpaired(ours, theirs), unpaired(2 * ours, 2 * theirs))
+    assert (replay.difference, replay.score_difference) == (unpaired(ours, theirs), unpaired(2 * ours, 2 * theirs))
     assert [a.paired for a in report.arms] == [True] * 4 + [False] * 2
     alone = verdicts(toy_fleet(), 0.02, arm("ours", OURS), [arm("replay", LESS, paired=False)])
-    assert alone.arms[1].chance == chance(ours, theirs, hosts_are_paired=False) > 0.3
+    assert alone.arms[1].p_value == p_value(ours, theirs, hosts_are_paired=False) > 0.3
     assert (alone.of_oracle, alone.arms[0].regret) == (None, None), "with neither never, oracle nor right size"
 
 
@@ -97,7 +102,7 @@ def test_several_trainings_count_as_one_arm():
     ours = arm("ours", OURS)._replace(sittings=[one, two._replace(seconds=1.0)])
     report = verdicts(toy_fleet(), 0.02, ours, [arm("never", LESS)])
     assert (report.trainings, report.hosts) == (2, 6)
-    assert (report.arms[0].j, report.arms[0].seconds, report.arms[1].vs) == (4.5, 3.0, Interval(2, 1, 3))
+    assert (report.arms[0].j, report.arms[0].seconds, report.arms[1].difference) == (4.5, 3.0, Interval(2, 1, 3))
     assert report.arms[0].objectives == (*OURS, *(j + 2 for j in OURS))
 
 
@@ -122,7 +127,7 @@ def test_nothing_but_the_score_depends_on_test_data():
 def test_the_score_is_that_of_the_grown_host_on_test_data():
     """The same as that of the fleet itself, asked just before its lives end."""
     env = exam_env(episode=3)
-    outcome = play(env, PLAN, 0.02)
+    outcome = evaluate(env, PLAN, 0.02)
     other = exam_env(episode=9)  # lives on where the first one ends
     assert other.test is not None
     play_until(other, PLAN, 3)
@@ -131,14 +136,14 @@ def test_the_score_is_that_of_the_grown_host_on_test_data():
 
 
 def play_until(env: FleetEnv, policy: FixedPlan, decisions: int) -> None:
-    from esper.tamiyo.features import View, no_history
+    from esper.tamiyo.features import View, empty_history
 
     signals = env.reset()
     hosts, device = len(signals.age), signals.age.device
     policy.begin(env.setting, hosts, device)
     zeros = torch.zeros(hosts)
     for _ in range(decisions):
-        view = View(signals, no_history(hosts, device), env.setting, zeros, zeros + torch.inf)
+        view = View(signals, empty_history(hosts, device), env.setting, zeros, zeros + torch.inf)
         signals = env.step(
             policy.decide(view, torch.zeros(hosts, dtype=torch.bool), torch.full((hosts, 99), 0.5))
         ).signals
@@ -205,20 +210,20 @@ def test_what_comes_after_a_sick_host_is_not_its_doing():
 
 def test_nobody_asks_what_the_seeds_of_a_grown_host_are_worth():
     env = exam_env()
-    grown = Grown(env.fleet, sit(exam_env(), PLAN, rent=0.02).topology, env.config, env.test)
+    grown = StaticEnv(env.fleet, sit(exam_env(), PLAN, rent=0.02).topology, env.config, env.test)
     grown.reset()
     assert (grown.flops() < env.fleet.flops()).all()
 
 
 def test_what_was_done_can_be_done_again():
     sitting = sit(exam_env(), RandomLegal(), rent=0.02)
-    again = play(exam_env(), Replay(sitting.actions), 0.02)
+    again = evaluate(exam_env(), Replay(sitting.actions), 0.02)
     assert all(torch.equal(a, b) for a, b in zip(again, sitting.outcome, strict=True))
 
 
 def test_a_host_does_not_depend_on_what_is_done_to_others():
     """So arms that act alike on a host are paired to the bit, whatever else they do."""
-    both = play(exam_env(), SideBySide([PLAN, Never()]), 0.02)
+    both = evaluate(exam_env(), SideBySide([PLAN, Never()]), 0.02)
     for i, policy in enumerate((PLAN, Never())):
         alone = sit(exam_env(), policy, 0.02).outcome
         assert torch.equal(both.objective[i::2], alone.objective[i::2])
@@ -229,13 +234,13 @@ def test_a_grown_host_can_be_trained_from_scratch():
     topology = grown.topology
     assert (topology.blueprint[:, 0] != NO_BLUEPRINT).all()
     env = exam_env()
-    static = Grown(env.fleet, topology, env.config, env.test)
+    static = StaticEnv(env.fleet, topology, env.config, env.test)
     signals = static.reset()
     assert (signals.growth > 0).all()
     assert torch.equal(signals.slots.blueprint, topology.blueprint)
     assert torch.equal(signals.slots.alpha, topology.alpha)
-    outcome = play(static, Never(), 0.02)
+    outcome = evaluate(static, Never(), 0.02)
     assert torch.equal(outcome.growth, grown.outcome.growth)
     assert (outcome.flops > never.outcome.flops).all()
-    bare = play(Grown(exam_env().fleet, never.topology, env.config, env.test), Never(), 0.02)
+    bare = evaluate(StaticEnv(exam_env().fleet, never.topology, env.config, env.test), Never(), 0.02)
     assert torch.equal(bare.score, never.outcome.score), "without seeds it is the bare host, to the bit"

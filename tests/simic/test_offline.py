@@ -16,7 +16,7 @@ from esper.simic.rollout import Rollout
 from esper.tamiyo import Controller, ControllerConfig, Features
 from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, width
 from esper.tamiyo.masks import relevant
-from esper.tamiyo.network import DESCRIPTORS, Choice, Memory, Observation, num_draws
+from esper.tamiyo.network import DESCRIPTORS, Choice, HiddenState, Observation, num_draws
 from small_fleets import controller_for
 
 SLOTS, BLUEPRINTS = 2, 2
@@ -56,7 +56,7 @@ def lived(sights: list[Observation], actions: list[Tensor], rewards: list[Tensor
         score=reward,
         growth=reward,
         groups=torch.arange(hosts),
-        memory=Memory(torch.zeros(hosts, 1), torch.zeros(hosts, 1)),
+        memory=HiddenState(torch.zeros(hosts, 1), torch.zeros(hosts, 1)),
     )
 
 

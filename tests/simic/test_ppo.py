@@ -50,11 +50,11 @@ def test_an_update_is_plain_ppo(rollouts, recurrent, group_baseline):
             group["lr"] = lr
         expected = plain_ppo.update(twin, optimizer, rollout, rewards, config, generator, entropy_coef)
         found = learner.update(rollout, rewards)
-        assert expected.gradient > expected.gradient_clipped
+        assert expected.grad_norm > expected.grad_norm_clipped
         assert (found.epochs, found.steps, found.stopped) == (2, 6, None)
-        for name in ("gradient", "gradient_clipped", "head_gradients", "samples", "advantage_mean", "advantage_std"):
+        for name in ("grad_norm", "grad_norm_clipped", "head_gradients", "samples", "advantage_mean", "advantage_std"):
             assert getattr(found, name).tolist() == pytest.approx(getattr(expected, name), rel=1e-3, abs=1e-6), name
-        assert found.losses.kl.tolist() == pytest.approx(expected.kl, rel=1e-2, abs=1e-6)
+        assert found.losses.approx_kl.tolist() == pytest.approx(expected.approx_kl, rel=1e-2, abs=1e-6)
         for (name, ours), theirs in zip(controller.named_parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=2e-5, msg=f"gradient of {name}")
             torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-5, msg=name)
@@ -74,7 +74,7 @@ def test_losses_are_the_sums_of_every_decision_and_head(lives):
             controller.judge(lives.seen, lives.memory, lives.old.action),
             losses(controller, lives, config, 0.02),
         )
-    sums = {name: [0.0] * len(Head) for name in ("policy", "entropy", "bonus", "kl", "clipped")}
+    sums = {name: [0.0] * len(Head) for name in ("policy", "entropy", "bonus", "approx_kl", "clipped")}
     ratios: list[list[float]] = [[] for _ in Head]
     value = 0.0
     for t, q in lives.valid.nonzero().tolist():
@@ -88,7 +88,7 @@ def test_losses_are_the_sums_of_every_decision_and_head(lives):
             sums["entropy"][head] += new.entropy[t, q, head].item()
             floor = 0.03 * min(1 / new.legal[t, q, head].item(), 3.0)
             sums["bonus"][head] += max(floor, 0.02) * new.entropy[t, q, head].item()
-            sums["kl"][head] += ratio - 1 - math.log(ratio)
+            sums["approx_kl"][head] += ratio - 1 - math.log(ratio)
             sums["clipped"][head] += not 0.8 <= ratio <= 1.2
             ratios[head].append(ratio)
     for name, expected in sums.items():
@@ -110,9 +110,9 @@ def test_an_update_stops_before_the_step_once_kl_exceeds_its_budget(rollouts):
         found = Learner(controller, PPOConfig(target_kl=kl / share, epochs=1, minibatches=1)).update(far)
         unmoved = all(torch.equal(a, b) for a, b in zip(before, controller.parameters(), strict=True))
         assert (unmoved, found.stopped is not None, found.steps) == (stops, stops, 1 - stops)
-        assert found.losses.kl.sum().item() == pytest.approx(kl, rel=1e-3)
+        assert found.losses.approx_kl.sum().item() == pytest.approx(kl, rel=1e-3)
         assert found.losses.ratio_max[Head.OP].item() == pytest.approx(math.exp(0.3), rel=1e-3)
-        assert found.gradient > 0
+        assert found.grad_norm > 0
     controller = controller_for()
     before = [p.clone() for p in controller.parameters()]
     found = Learner(controller, PPOConfig(target_kl=1e-3, minibatches=3)).update(far)

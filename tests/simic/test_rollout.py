@@ -10,9 +10,9 @@ from esper.leyline.specs import HostSpec
 from esper.leyline.state import Signals
 from esper.simic import CollectConfig, RewardConfig
 from esper.simic.rollout import Collector, Rollout, collect, record
-from esper.tamiyo.features import HOST_FEATURES, View, column_names, features, no_history, remember
-from esper.tamiyo.network import Memory, Observation, look
-from esper.tamiyo.policies import FixedPlan, Never, Planned
+from esper.tamiyo.features import HOST_FEATURES, View, column_names, empty_history, features, remember
+from esper.tamiyo.network import HiddenState, Observation, look
+from esper.tamiyo.policies import FixedPlan, Never, PlanStep
 from esper.tolaria import EnvConfig, Fleet, FleetEnv, TrainConfig
 from esper.tolaria.env import Step
 from small_fleets import controller_for, make_env
@@ -122,12 +122,12 @@ def expected_at_the_end(fleets: Collector, controller) -> list[float]:
 def expected_where_it_led(rollout: Rollout, controller, last: int, n: int) -> float:
     """The value of a life's final signals, after its own decisions and no others."""
     env = Script()
-    history = remember(no_history(3, torch.device("cpu")), env.reset(), torch.ones(3, dtype=torch.bool))
+    history = remember(empty_history(3, torch.device("cpu")), env.reset(), torch.ones(3, dtype=torch.bool))
     for _ in range(last + 1):
         final = env.step(torch.zeros(3, len(Head), dtype=torch.long)).final
         history = remember(history, final, torch.zeros(3, dtype=torch.bool))
     view = View(final, history, env.setting, torch.full((3,), 0.1), torch.full((3,), torch.inf))
-    memory = Memory(*(torch.zeros_like(x) for x in rollout.memory))
+    memory = HiddenState(*(torch.zeros_like(x) for x in rollout.memory))
     with torch.no_grad():
         for t in range(last + 1):
             seen = rollout.seen
@@ -142,7 +142,7 @@ def test_what_is_seen_of_a_fresh_host_is_its_own():
     env = Script()
     env.time, env.ages = 1, [1, 1, 1]
     fresh = env.step(torch.zeros(3, len(Head), dtype=torch.long)).signals
-    history = remember(no_history(3, torch.device("cpu")), fresh, torch.ones(3, dtype=torch.bool))
+    history = remember(empty_history(3, torch.device("cpu")), fresh, torch.ones(3, dtype=torch.bool))
     view = View(fresh, history, env.setting, torch.full((3,), 0.3), torch.full((3,), torch.inf))
     expected = features(view)
     torch.testing.assert_close(rollout.seen.features.host[2, 0], expected.host[0])
@@ -215,7 +215,7 @@ def test_fleets_of_unlike_hosts_are_padded_and_padding_is_never_chosen():
 def test_every_fleet_is_recorded_under_its_own_policy():
     """A plan in one fleet, life after life, and nothing in the other; every choice counts as certain."""
     envs = [make_env("mlp", 2, episode=2), make_env("cnn1d", 3, episode=2)]
-    plan = FixedPlan([Planned(0, {"op": "GERMINATE", "slot": "s1", "blueprint": "mlp"})])
+    plan = FixedPlan([PlanStep(0, {"op": "GERMINATE", "slot": "s1", "blueprint": "mlp"})])
     fleets = Collector(envs, controller_for(), CollectConfig(horizon=4))
     fleets.begin(0.0)
     rollout = record(fleets, [plan, Never()], 0.0, RewardConfig())

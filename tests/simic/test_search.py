@@ -6,14 +6,14 @@ import torch
 from esper.leyline.actions import Op
 from esper.leyline.errors import EsperError
 from esper.simic.search import compare, pair_plans, random_plans, single_plans, tournament
-from esper.tamiyo.features import View, no_history
-from esper.tamiyo.policies import FixedPlan, Never, Planned, RandomLegal, SideBySide
+from esper.tamiyo.features import View, empty_history
+from esper.tamiyo.policies import FixedPlan, Never, PlanStep, RandomLegal, SideBySide
 from small_fleets import make_env
 
 
 def test_policies_that_do_the_same_fare_the_same_to_the_bit():
     """So hosts of a group have the same weights and see the same batches."""
-    plan = FixedPlan([Planned(1, {"op": "GERMINATE", "slot": "s0", "blueprint": "mlp", "tempo": 3})])
+    plan = FixedPlan([PlanStep(1, {"op": "GERMINATE", "slot": "s0", "blueprint": "mlp", "tempo": 3})])
     policies = [Never(), plan, Never(), RandomLegal()]
     never, planned, again, _ = compare(make_env("mlp", 12, episode=8, group=4), policies, rent=0.02)
     assert never.objective.shape == (3,)
@@ -26,12 +26,12 @@ def test_policies_that_do_the_same_fare_the_same_to_the_bit():
 
 def test_every_policy_gets_its_own_hosts():
     env = make_env("mlp", 6, episode=5, group=3)
-    slots = [FixedPlan([Planned(0, {"op": "GERMINATE", "slot": slot})]) for slot in ("s0", "s1")]
+    slots = [FixedPlan([PlanStep(0, {"op": "GERMINATE", "slot": slot})]) for slot in ("s0", "s1")]
     signals = env.reset()
     policy = SideBySide([*slots, Never()])
     policy.begin(env.setting, 6, torch.device("cpu"))
     flat = torch.zeros(6)
-    view = View(signals, no_history(6, torch.device("cpu")), env.setting, flat, flat + torch.inf)
+    view = View(signals, empty_history(6, torch.device("cpu")), env.setting, flat, flat + torch.inf)
     actions = policy.decide(view, torch.ones(6, dtype=torch.bool), torch.full((6, 99), 0.5))
     assert actions[:, :2].tolist() == [[Op.GERMINATE, 0], [Op.GERMINATE, 1], [Op.WAIT, 0]] * 2
 

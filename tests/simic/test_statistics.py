@@ -5,7 +5,17 @@ import pytest
 from scipy.stats import trim_mean
 
 from esper.leyline.reports import Interval
-from esper.simic.statistics import chance, holm, improvement, iqm, iqm_interval, paired, share, sign_flips, unpaired
+from esper.simic.statistics import (
+    holm,
+    iqm,
+    iqm_interval,
+    p_value,
+    paired,
+    probability_of_improvement,
+    share,
+    sign_flips,
+    unpaired,
+)
 
 SOME = np.array([0.1, 0.9, 0.4, 0.35, 0.6, 0.2, 0.8, 0.5])
 
@@ -19,8 +29,8 @@ def test_the_interquartile_mean_is_that_of_the_middle_half():
 
 def test_the_probability_of_improvement_counts_pairs_and_half_of_the_ties():
     ours, theirs = np.array([1.0, 2.0]), np.array([0.0, 2.0, 3.0])
-    assert improvement(ours, theirs) == pytest.approx((1 + 0 + 0 + 1 + 0.5 + 0) / 6)
-    assert improvement(ours, ours) == 0.5
+    assert probability_of_improvement(ours, theirs) == pytest.approx((1 + 0 + 0 + 1 + 0.5 + 0) / 6)
+    assert probability_of_improvement(ours, ours) == 0.5
 
 
 def test_intervals_by_hand():
@@ -107,13 +117,13 @@ def test_holm_corrects_as_published():
 def test_chances_by_hand():
     """Of one training by flips of signs. Of several, twice the share of resampled means beyond 0; less than one draw in
     all is not to be told."""
-    assert chance(np.ones(5), np.zeros(5)) == sign_flips(np.ones(5), np.zeros(5))
+    assert p_value(np.ones(5), np.zeros(5)) == sign_flips(np.ones(5), np.zeros(5))
     three = np.array([[0.0], [3.0], [9.0]])  # of whose means 3 in 9 are at most 1.5
-    assert chance(three, np.full(1, 2.0)) == pytest.approx(2 / 3, abs=0.06)
-    assert chance(np.full(1, 2.0) - three, np.zeros(1)) == pytest.approx(2 / 3, abs=0.06), "a loss is as unlikely"
-    assert chance(three + 1, np.zeros(1)) == 2 / 2001
+    assert p_value(three, np.full(1, 2.0)) == pytest.approx(2 / 3, abs=0.06)
+    assert p_value(np.full(1, 2.0) - three, np.zeros(1)) == pytest.approx(2 / 3, abs=0.06), "a loss is as unlikely"
+    assert p_value(three + 1, np.zeros(1)) == 2 / 2001
     ours, theirs = np.array([1.5, 6.0]), np.array([1.0, 2.0])  # drawn apart they differ by 0.5, -0.5, 5 and 4
-    assert chance(ours, theirs, hosts_are_paired=False) == pytest.approx(1 / 2, abs=0.06)
+    assert p_value(ours, theirs, hosts_are_paired=False) == pytest.approx(1 / 2, abs=0.06)
 
 
 def test_trainings_that_disagree_are_no_proof():
@@ -121,7 +131,7 @@ def test_trainings_that_disagree_are_no_proof():
     hosts = np.random.default_rng(0).normal(size=30) * 0.01
     ours = np.stack([hosts + 0.06, hosts - 0.02, hosts + 0.01])
     assert sign_flips(ours, np.zeros(30)) < 0.001
-    found, interval = chance(ours, np.zeros(30)), paired(ours, np.zeros(30))
+    found, interval = p_value(ours, np.zeros(30)), paired(ours, np.zeros(30))
     assert found > 0.05
     assert (found < 0.05) == (interval.low > 0)
-    assert chance(ours + 0.5, np.zeros(30)) < 0.01
+    assert p_value(ours + 0.5, np.zeros(30)) < 0.01

@@ -8,9 +8,9 @@ import torch
 
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
-from esper.simic import CollectConfig, LearnConfig, Learner, PPOConfig, RentSchedule, RewardConfig, train
+from esper.simic import CollectConfig, LearnConfig, Learner, PPOConfig, RentSchedule, RewardConfig, train_controller
 from esper.simic.normalizers import Running, spread
-from esper.simic.ppo import Learned, Losses
+from esper.simic.ppo import PPOLosses, UpdateResult
 from esper.simic.rollout import Collector, collect
 from esper.simic.train import HELD, Training, summarize
 from small_fleets import controller_for, make_env
@@ -31,7 +31,7 @@ def without_times(report):
 
 
 def test_reports_are_complete_and_the_same_seed_gives_the_same_ones():
-    runs = [[without_times(r) for r in train(fleets(), controller_for(), CONFIG)] for _ in range(2)]
+    runs = [[without_times(r) for r in train_controller(fleets(), controller_for(), CONFIG)] for _ in range(2)]
     assert runs[0] == runs[1]
     for update, report in enumerate(runs[0]):
         assert report.update == update
@@ -44,9 +44,9 @@ def test_reports_are_complete_and_the_same_seed_gives_the_same_ones():
         assert report.steps == 8
         assert report.stopped is None
         for head in report.heads:
-            known = [head.kl, head.clip_fraction, head.entropy, head.ratio_min, head.ratio_max]
+            known = [head.approx_kl, head.clip_fraction, head.entropy, head.ratio_min, head.ratio_max]
             assert all(x is None for x in known) == (head.samples == 0)
-            assert head.gradient_clipped <= head.gradient + 1e-9
+            assert head.grad_norm_clipped <= head.grad_norm + 1e-9
 
 
 def test_a_head_without_samples_says_none(rollouts):
@@ -59,7 +59,7 @@ def test_a_head_without_samples_says_none(rollouts):
     report = summarize(0, waited, waited.reward, learned, 0.0, {})
     assert [head.samples for head in report.heads] == [49] + 7 * [0]
     for head in report.heads[1:]:
-        assert (head.kl, head.clip_fraction, head.entropy, head.ratio_min, head.ratio_max) == (None,) * 5
+        assert (head.approx_kl, head.clip_fraction, head.entropy, head.ratio_min, head.ratio_max) == (None,) * 5
 
 
 @pytest.mark.parametrize("what", ["rewards", "host", "slots"])
@@ -117,14 +117,14 @@ def test_a_report_says_what_happened():
     """Every number of a report, from a rollout and an update in which all are different."""
     t, n, h = 2, 3, len(Head)
     at = torch.arange(t * n, dtype=torch.float32).view(t, n)
-    by_head = {name: torch.arange(h) / 8 + 10 * i for i, name in enumerate(Losses._fields)}
-    found = Losses(**by_head | {"value": torch.tensor(0.75)})
+    by_head = {name: torch.arange(h) / 8 + 10 * i for i, name in enumerate(PPOLosses._fields)}
+    found = PPOLosses(**by_head | {"value": torch.tensor(0.75)})
     samples = torch.tensor([6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 7.0, 0.0])
     returns = (at + 1).square()
-    learned = Learned(
+    learned = UpdateResult(
         losses=found, samples=samples, returns=returns,
         advantage_mean=torch.tensor(0.1), advantage_std=torch.tensor(0.2),
-        gradient=torch.tensor(8.0), gradient_clipped=torch.tensor(2.0), head_gradients=torch.arange(h) + 1.0,
+        grad_norm=torch.tensor(8.0), grad_norm_clipped=torch.tensor(2.0), head_gradients=torch.arange(h) + 1.0,
         epochs=3, steps=4, stopped="why",
     )  # fmt: skip
     rollout = Collector([make_env("mlp", n, episode=9)], controller := controller_for(), CollectConfig(horizon=t))
@@ -148,14 +148,14 @@ def test_a_report_says_what_happened():
         (5, 1, 101.0, 201.0, 301.0, True), (5, 2, 105.0, 205.0, 305.0, False),
     ]  # fmt: skip
     assert (report.rent, report.epochs, report.steps, report.stopped) == (0.3, 3, 4, "why")
-    assert (report.gradient, report.gradient_clipped, report.seconds) == (8.0, 2.0, {"collect": 1.5})
+    assert (report.grad_norm, report.grad_norm_clipped, report.seconds) == (8.0, 2.0, {"collect": 1.5})
     assert report.reward == pytest.approx(0.25)
     assert report.reward_normalized == 2.5
     assert report.returns == pytest.approx(91 / 6)
     assert (report.advantage_mean, report.advantage_std) == (pytest.approx(0.1), pytest.approx(0.2))
     assert report.policy_loss == sum(by_head["policy"]).item()
     assert report.entropy == pytest.approx(sum(by_head["entropy"]).item() / h)
-    assert report.kl == sum(by_head["kl"]).item()
+    assert report.approx_kl == sum(by_head["approx_kl"]).item()
     assert report.value_loss == 0.75
     assert report.explained_variance == pytest.approx(
         1 - np.var((returns - at).numpy()) / np.var(returns.numpy()), rel=1e-5
@@ -164,9 +164,9 @@ def test_a_report_says_what_happened():
     assert report.occupancy == (0.0, pytest.approx(4 / 6))
     for i, (head, told) in enumerate(zip(Head, report.heads, strict=True)):
         assert (told.name, told.samples) == (head.name.lower(), int(samples[i]))
-        assert (told.gradient, told.gradient_clipped) == (i + 1.0, (i + 1) / 4)
-        measured = (told.kl, told.clip_fraction, told.entropy, told.ratio_min, told.ratio_max)
-        names = ("kl", "clipped", "entropy", "ratio_min", "ratio_max")
+        assert (told.grad_norm, told.grad_norm_clipped) == (i + 1.0, (i + 1) / 4)
+        measured = (told.approx_kl, told.clip_fraction, told.entropy, told.ratio_min, told.ratio_max)
+        names = ("approx_kl", "clipped", "entropy", "ratio_min", "ratio_max")
         assert measured == tuple(by_head[name][i].item() if samples[i] else None for name in names)
 
 

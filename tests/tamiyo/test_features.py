@@ -14,9 +14,9 @@ from esper.tamiyo.features import (
     SLOT_FEATURES,
     View,
     column_names,
+    empty_history,
     features,
     hidden,
-    no_history,
     remember,
     width,
 )
@@ -118,7 +118,7 @@ def life(kind: str) -> list[View]:
     """Of three hosts, from birth to the fourth decision; the first of them plants a seed at once."""
     env = make_env(kind, 3, episode=6)
     signals, fresh = env.reset(), torch.ones(3, dtype=torch.bool)
-    history = remember(no_history(3, CPU), signals, fresh)
+    history = remember(empty_history(3, CPU), signals, fresh)
     plant = torch.tensor([env.fleet.space.action("GERMINATE", slot="s0"), *[env.fleet.space.action()] * 2])
     views = []
     for decision in range(5):
@@ -183,7 +183,7 @@ def test_history_by_hand():
         ([0.49, 0.2], [1.3, 3.0], [False, False]),
         ([0.47, 0.15], [1.2, 2.5], [False, False]),
     ]
-    signals, history = make_view([[Stage.DORMANT] * 3] * 2).signals, no_history(2, CPU)
+    signals, history = make_view([[Stage.DORMANT] * 3] * 2).signals, empty_history(2, CPU)
     for score, loss, fresh in lives:
         now = signals._replace(score=torch.tensor(score), train_loss=torch.tensor(loss))
         history = remember(history, now, torch.tensor(fresh))

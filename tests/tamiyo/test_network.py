@@ -20,7 +20,7 @@ from esper.tamiyo.network import (
     DESCRIPTORS,
     TAIL,
     TAIL_SIZES,
-    Memory,
+    HiddenState,
     Observation,
     at_slot,
     describe,
@@ -322,7 +322,7 @@ def test_initial_weights_are_what_the_reviews_ask_for(recurrent):
 @pytest.mark.parametrize("layer_norm", [True, False])
 def test_layer_norm_follows_the_memory_or_the_trunk(recurrent, layer_norm, rng):
     controller = controller_of(recurrent=recurrent, layer_norm=layer_norm)
-    x, memory = torch.randn(1, 5, 16, generator=rng), Memory(*torch.randn(2, 5, 16, generator=rng))
+    x, memory = torch.randn(1, 5, 16, generator=rng), HiddenState(*torch.randn(2, 5, 16, generator=rng))
     for out in (controller.remember(x, memory)[0], controller.remember_one(x[0], memory)[0]):
         plain = (out.mean(1).abs() < 1e-5) & ((out.var(1, correction=0) - 1).abs() < 1e-2)
         assert plain.tolist() == [layer_norm] * 5
@@ -353,7 +353,7 @@ def test_judging_a_life_repeats_what_was_thought_while_acting(recurrent, rng):
     """A life that goes on, from what is remembered of its beginning."""
     controller = controller_of(recurrent=recurrent)
     life = [seen(rng_seed=decision) for decision in range(4)]
-    start = memory = Memory(*(torch.randn(x.shape, generator=rng) for x in controller.blank(3, CPU)))
+    start = memory = HiddenState(*(torch.randn(x.shape, generator=rng) for x in controller.blank(3, CPU)))
     choices, expected = [], []
     with torch.no_grad():
         for now in life:

@@ -6,17 +6,17 @@ import torch
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage
-from esper.simic.play import play
+from esper.simic.evaluation import evaluate
 from esper.tamiyo.network import Observation, describe, look
 from esper.tamiyo.policies import (
     FixedPlan,
     GapTrigger,
     GreedyGradient,
     Heuristic,
-    Learned,
+    LearnedPolicy,
     Never,
     Oversized,
-    Planned,
+    PlanStep,
     Plateau,
     RandomLegal,
     Schedule,
@@ -36,9 +36,9 @@ POLICIES = {
     "gap": GapTrigger,
     "gradient": GreedyGradient,
     "least gradient": lambda: GreedyGradient(against=True),
-    "learned": lambda: Learned(controller_for()),
-    "greedy": lambda: Learned(controller_for(), greedy=True),
-    "plan": lambda: FixedPlan([Planned(1, {"op": "GERMINATE", "slot": "s0"})]),
+    "learned": lambda: LearnedPolicy(controller_for()),
+    "greedy": lambda: LearnedPolicy(controller_for(), greedy=True),
+    "plan": lambda: FixedPlan([PlanStep(1, {"op": "GERMINATE", "slot": "s0"})]),
 }
 
 
@@ -64,7 +64,7 @@ class Watched:
 def test_every_policy_decides_legally_for_a_whole_life(kind):
     """Side by side, two hosts each."""
     watched = Watched(SideBySide([policy() for policy in POLICIES.values()]))
-    outcome = play(make_env(kind, 2 * len(POLICIES), episode=9), watched, rent=0.02)
+    outcome = evaluate(make_env(kind, 2 * len(POLICIES), episode=9), watched, rent=0.02)
     assert len(watched.actions) == 9
     assert outcome.objective.isfinite().all()
     assert (outcome.flops > 0).all()
@@ -78,7 +78,7 @@ def test_every_policy_decides_legally_for_a_whole_life(kind):
 
 def test_the_heuristic_passes_the_gates_and_fossilizes():
     policy = Watched(Heuristic(tempo=3))
-    outcome = play(make_env("mlp", 8, episode=24), policy, rent=0.0)
+    outcome = evaluate(make_env("mlp", 8, episode=24), policy, rent=0.0)
     assert (torch.stack(policy.actions)[..., Head.OP] == Op.FOSSILIZE).any()
     assert (policy.stages[-1] == Stage.FOSSILIZED).any()
     assert outcome.growth.max() > 0
@@ -112,9 +112,9 @@ def test_a_plan_is_followed_in_time_and_once_a_life():
     """In order of time and not of writing; s0 is closed when its time comes; the second host dies after three."""
     policy = FixedPlan(
         [
-            Planned(4, {"op": "GERMINATE", "slot": "s0"}),
-            Planned(2, {"op": "GERMINATE", "slot": "s1", "blueprint": "mlp"}),
-            Planned(2, {"op": "PRUNE", "slot": "s2"}),
+            PlanStep(4, {"op": "GERMINATE", "slot": "s0"}),
+            PlanStep(2, {"op": "GERMINATE", "slot": "s1", "blueprint": "mlp"}),
+            PlanStep(2, {"op": "PRUNE", "slot": "s2"}),
         ]
     )
     wait, first = written(), written("GERMINATE", slot="s1", blueprint="mlp")
@@ -132,11 +132,11 @@ def test_a_plan_is_followed_in_time_and_once_a_life():
 
 def test_a_line_of_a_plan_needs_an_op():
     with pytest.raises(EsperError, match="needs an op"):
-        FixedPlan([Planned(0, {"slot": "s0"})]).begin(SETTING, 2, CPU)
+        FixedPlan([PlanStep(0, {"slot": "s0"})]).begin(SETTING, 2, CPU)
 
 
 def test_the_same_policy_on_the_same_hosts_gives_the_same_outcome():
-    outcomes = [play(make_env("mlp", 4, episode=5), RandomLegal(), rent=0.02, rng_seed=3) for _ in range(2)]
+    outcomes = [evaluate(make_env("mlp", 4, episode=5), RandomLegal(), rent=0.02, rng_seed=3) for _ in range(2)]
     for a, b in zip(*outcomes, strict=True):
         assert torch.equal(a, b)
 
@@ -242,12 +242,12 @@ def test_rules_plant_when_they_say(name):
     assert rule.name == name
 
 
-def learned(**options) -> Learned:
+def learned(**options) -> LearnedPolicy:
     """With preferences that what it sees and remembers can turn around."""
     controller = controller_for()
     for layer in (controller.op[-1], controller.tail[-1]):
         layer.weight.data *= 1e3
-    return Learned(controller, **options)
+    return LearnedPolicy(controller, **options)
 
 
 HOSTS = make_view([[D, H, F]] * 16, age=range(16), score=torch.linspace(0.2, 0.9, 16), loss=torch.linspace(2, 0.1, 16))
@@ -280,7 +280,7 @@ def test_a_greedy_policy_takes_the_likeliest_choices(rng):
 
 def test_side_by_side_gives_every_policy_its_hosts():
     """In turns; and a plan that is there twice is followed twice."""
-    plan = FixedPlan([Planned(0, {"op": "GERMINATE", "slot": "s1"})])
+    plan = FixedPlan([PlanStep(0, {"op": "GERMINATE", "slot": "s1"})])
     policy, planted = SideBySide([Never(), plan, plan]), written("GERMINATE", slot="s1")
     policy.begin(SETTING, 6, CPU)
     found = decide(policy, make_view([[D, D, D]] * 6), fresh=torch.zeros(6, dtype=torch.bool))

@@ -5,9 +5,9 @@ import torch
 import esper
 from esper.recipes.config import Recipe
 from esper.recipes.suite import HELD_OUT, setting
-from esper.simic.play import play
-from esper.tamiyo.files import SHIPPED
-from esper.tamiyo.policies import Learned
+from esper.simic.evaluation import evaluate
+from esper.tamiyo.controller_files import SHIPPED
+from esper.tamiyo.policies import LearnedPolicy
 from esper.telemetry.folder import RunFolder
 from small_fleets import make_env
 
@@ -19,7 +19,7 @@ def test_it_loads_acts_and_is_small():
     again = esper.load_controller(FOLDER.controller_path).state_dict()
     assert all(torch.equal(x, again[name]) for name, x in controller.state_dict().items())
     assert all(x.isfinite().all() for x in again.values())
-    outcome = play(make_env("cnn1d", 4, episode=4), Learned(controller), rent=0.02)
+    outcome = evaluate(make_env("cnn1d", 4, episode=4), LearnedPolicy(controller), rent=0.02)
     assert outcome.objective.isfinite().all()
     assert sum(path.stat().st_size for path in SHIPPED.iterdir()) < 5e6
 

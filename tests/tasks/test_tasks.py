@@ -17,9 +17,18 @@ from esper.leyline.errors import EsperError
 from esper.leyline.objectives import CLASSIFICATION
 from esper.leyline.specs import HostSpec, TaskSpec
 from esper.leyline.state import Split
-from esper.tasks import TaskData, load_task, load_test, made, packaged, register_task, task_names, unregister_task
+from esper.tasks import (
+    TaskData,
+    load_task,
+    load_test,
+    packaged,
+    register_task,
+    synthetic,
+    task_names,
+    unregister_task,
+)
 from esper.tasks.data import divide, standardized
-from esper.tolaria import Reference
+from esper.tolaria import HostTrainer
 
 SIZES = {
     "mnist1d": [3400, 600, 1000],
@@ -185,7 +194,7 @@ def test_an_option_changes_the_data(name, option, value):
 def test_the_planted_teacher_can_be_learned():
     """A student twice as wide does far better than chance (0.25) in a few epochs; shuffled labels would not let it."""
     task = load_task("planted", width=4)
-    student = Reference(HostSpec("mlp", task.spec.inputs, task.spec.outputs, (8,)), task)
+    student = HostTrainer(HostSpec("mlp", task.spec.inputs, task.spec.outputs, (8,)), task)
     for _ in range(5):
         report = student.decide(student.space.action())
     assert report.score > 0.7
@@ -194,7 +203,7 @@ def test_the_planted_teacher_can_be_learned():
 def test_waves_are_told_apart_by_their_form_alone():
     """A small host does far better than chance (0.125), though frequency and phase are any."""
     task = load_task("waves", noise=0.1)
-    host = Reference(HostSpec("cnn1d", task.spec.inputs, task.spec.outputs, (8, 8)), task)
+    host = HostTrainer(HostSpec("cnn1d", task.spec.inputs, task.spec.outputs, (8, 8)), task)
     for _ in range(5):
         report = host.decide(host.space.action())
     assert report.score > 0.5
@@ -205,7 +214,7 @@ def test_glyphs_of_more_variants_ask_for_more():
     found = []
     for variants in (1, 6):
         task = load_task("glyphs", variants=variants, examples=1200)
-        host = Reference(HostSpec("cnn2d", task.spec.inputs, task.spec.outputs, (6, 6)), task)
+        host = HostTrainer(HostSpec("cnn2d", task.spec.inputs, task.spec.outputs, (6, 6)), task)
         for _ in range(6):
             report = host.decide(host.space.action())
         found.append(report.score)
@@ -444,7 +453,7 @@ def test_every_task_has_a_name():
 def test_options_have_their_types_and_a_builder_that_says_nothing_takes_what_it_gets():
     with pytest.raises(EsperError, match="option examples of task 'spirals' must be of type int, not 'many'"):
         load_task("spirals", examples="many")
-    register_task("half", partial(made.spirals, examples=300))
+    register_task("half", partial(synthetic.spirals, examples=300))
     try:
         assert len(load_task("half", arms=2).train.x) == 200
     finally:

@@ -33,10 +33,10 @@ def test_scalars_by_hand():
         policy_loss=-0.3,
         value_loss=0.4,
         entropy=0.6,
-        kl=0.015,
+        approx_kl=0.015,
         explained_variance=None,
-        gradient=1.5,
-        health=0.875,
+        grad_norm=1.5,
+        gradient_health=0.875,
         heads=heads,
         ops={"WAIT": 30, "GERMINATE": 10},
         seconds={"collect": 3.0, "learn": 5.0},
@@ -86,7 +86,7 @@ def test_after_a_resume_tensorboard_shows_what_was_heard_last(tmp_path):
     for update, heard in {0: {0: 0.25, 1: 0.5}, 1: {1: 0.75, 2: 1.0}}.items():
         sink = SINKS["tensorboard"](tmp_path, "run", {}, update)
         for at, kl in heard.items():
-            sink.hear(report(at, kl=kl))
+            sink.hear(report(at, approx_kl=kl))
         sink.close()
     assert drawn(tmp_path) == [(0, 0.25), (1, 0.75), (2, 1.0)]
 
@@ -99,7 +99,7 @@ from telemetry_toys import report
 
 sink = SINKS[sys.argv[1]](Path(sys.argv[2]), "run", {"learn": {"updates": 2}}, 0)
 for update in range(2):
-    sink.hear(report(update, kl=0.25 + update))
+    sink.hear(report(update, approx_kl=0.25 + update))
 sink.close()
 if sys.argv[1] == "mlflow":
     SINKS["mlflow"](Path(sys.argv[2]), "run", {"learn": {"updates": 2}}, 2).close()
@@ -167,4 +167,6 @@ def test_every_report_is_told_and_a_sink_that_fails_is_left_out(tmp_path, monkey
     assert heard == [0, "closed"]
     folder = RunFolder.open(tmp_path / "run")
     assert folder.done
-    assert dict(drawn(folder.path)) == pytest.approx({r.update: r.kl for r in folder.reports()}, rel=1e-5, abs=1e-9)
+    assert dict(drawn(folder.path)) == pytest.approx(
+        {r.update: r.approx_kl for r in folder.reports()}, rel=1e-5, abs=1e-9
+    )

@@ -13,9 +13,9 @@ from esper.leyline.objectives import CLASSIFICATION
 from esper.leyline.rng import Purpose, key, permutation
 from esper.leyline.specs import HostSpec, TaskSpec
 from esper.leyline.state import Split, Task
-from esper.tolaria import Fleet, Reference, TrainConfig
+from esper.tolaria import Fleet, HostTrainer, TrainConfig
+from esper.tolaria.assignment import Kind, Roomy, exact
 from esper.tolaria.fleet import Measured
-from esper.tolaria.plan import Kind, Roomy, exact
 from sown import Sown, small_fleet, sow, state_of
 from toys import SPECS, random_legal, rows_of, same_bits, toy_task, toy_trainer
 
@@ -89,7 +89,7 @@ def test_a_blueprint_of_anyone_elses_works_in_a_fleet(strangers):
         assert fleet.growth(fleet.state)[n].item() == pytest.approx(host.host.growth)
 
 
-def lived(kind: str, num_hosts: int = 5, decisions: int = 7) -> tuple[Fleet, list[Reference]]:
+def lived(kind: str, num_hosts: int = 5, decisions: int = 7) -> tuple[Fleet, list[HostTrainer]]:
     """The same hosts stacked and alone, after a few random legal actions."""
     config = TrainConfig(batch_size=32)
     fleet = Fleet(SPECS[kind], toy_task(kind, 64), range(num_hosts), config)
@@ -143,9 +143,9 @@ def test_a_single_row_never_runs_alone():
     """One row takes another path through bmm, with other bits."""
     assert [exact("seeds", count, 1 / 8) for count in range(4)] == [0, 2, 2, 3]
     fleet = sow(small_fleet(2), {(1, 0): Sown("mlp")})
-    plan = fleet.plan(fleet.known(), measuring=True)
+    assignment = fleet.assignment(fleet.known(), measuring=True)
     assert fleet.buckets[Kind(0, "mlp")].hosts.tolist() == [1, -1]
-    assert plan.beside.real.tolist() == [True, False]
+    assert assignment.beside.real.tolist() == [True, False]
 
 
 def test_room_grows_at_once_and_shrinks_later():
@@ -334,7 +334,7 @@ def test_a_step_size_reaches_a_host_and_its_seeds():
 
 
 def test_a_silent_seed_learns_the_same_alone_and_among_others():
-    """Rows that only pad a plan teach nobody."""
+    """Rows that only pad an assignment teach nobody."""
     config = TrainConfig(batch_size=32, optimizer="sgd", lr=0.1, clip=1e6)
     lone, among = (
         sow(small_fleet(3, config=config), {(n, 1): Sown("mlp") for n in hosts}) for hosts in ((1,), (0, 1, 2))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from esper.tolaria.governor import GovernorConfig, History, judge
+from esper.tolaria.governor import GovernorConfig, HealthHistory, judge
 
 CONFIG = GovernorConfig(divergence=4.0, collapse=0.5, lead=0.25)
 CHANCE = 0.25
@@ -26,7 +26,7 @@ class Case(NamedTuple):
 
 def verdicts(cases: dict[str, Case]) -> tuple[dict[str, bool], dict[str, tuple[float, float, float]]]:
     hosts = list(cases.values())
-    history = History(*torch.tensor([host.history for host in hosts], dtype=torch.float64).T)
+    history = HealthHistory(*torch.tensor([host.history for host in hosts], dtype=torch.float64).T)
     sane, loss, score = (torch.tensor([getattr(host, name) for host in hosts]) for name in ("sane", "loss", "score"))
     sick, after = judge(history, sane, loss, score, CHANCE, CONFIG)
     histories = [tuple(host) for host in torch.stack(list(after), 1).tolist()]

@@ -15,7 +15,7 @@ from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
 from esper.cli.sizes import Size, size_in_bytes
-from esper.cli.work import WORKS, Plain, Work, elapsed, make_fleet, planted, random_legal, timed
+from esper.cli.workloads import WORKS, Plain, Work, elapsed, make_fleet, planted, random_legal, timed
 from esper.leyline.errors import EsperError, unknown
 from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv
 from esper.tolaria.config import Precision

@@ -14,19 +14,19 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from esper.cli.work import elapsed
+from esper.cli.workloads import elapsed
 from esper.leyline.actions import FIXED_CHOICES, Head, Op
 from esper.leyline.errors import EsperError
 from esper.simic.ppo import Learner, PPOConfig
 from esper.simic.rollout import Rollout
 from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, Features, width
-from esper.tamiyo.network import DESCRIPTORS, Choice, Controller, ControllerConfig, Memory, Observation, num_draws
+from esper.tamiyo.network import DESCRIPTORS, Choice, Controller, ControllerConfig, HiddenState, Observation, num_draws
 from esper.tolaria import Engine
 
 Who = Literal["esper", "sb3_recurrent", "sb3_maskable"]
 SLOTS, BLUEPRINTS, HIDDEN, SEEN = 3, 13, 512, 128
 HEADS = [len(FIXED_CHOICES.get(head, ())) or {Head.SLOT: SLOTS, Head.BLUEPRINT: BLUEPRINTS}[head] for head in Head]
-PEERS = "pip install 'esper[bench]'"
+PEERS = "pip install 'esper-nn[bench]'"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +173,7 @@ def acted(controller: Controller, seen: Observation) -> tuple[Rollout, float]:
         score=reward,
         growth=reward,
         groups=torch.arange(hosts, device=device),
-        memory=Memory(*(x.clone() for x in before)),
+        memory=HiddenState(*(x.clone() for x in before)),
     )
     return rollout, median(times) * 1e3
 

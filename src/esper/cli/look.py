@@ -23,13 +23,13 @@ from tyro.conf import OmitArgPrefixes
 
 from esper.cli.sizes import Size, size_in_bytes
 from esper.leyline.errors import EsperError, FileError
-from esper.leyline.plain import finite
+from esper.leyline.json_records import jsonable
 from esper.leyline.reports import ExamReport, Life
 from esper.recipes import FleetConfig, Recipe
 from esper.recipes.exam import QUICK, ExamConfig, Once, Tell, afresh, held_one_by_one
 from esper.recipes.suite import HELD_OUT, chosen
-from esper.tamiyo.files import SHIPPED, load_controller
-from esper.tamiyo.policies import FixedPlan, Learned, Planned, Policy
+from esper.tamiyo.controller_files import SHIPPED, load_controller
+from esper.tamiyo.policies import FixedPlan, LearnedPolicy, PlanStep, Policy
 from esper.telemetry import Board, RunFolder
 from esper.telemetry.folder import CONTROLLER, environment
 from esper.tolaria import Engine
@@ -69,7 +69,7 @@ class Exam:
     device: str | None = None
     """Where; if not given as the recipe says, and with Esper's own controller on the CPU."""
     memory_budget: Size = None
-    """Memory that a fleet may use, such as 20GB: batches are split until they fit. If not given, a third of a GPU's."""
+    """Memory that a fleet may use, such as 20GB: batches are split until they fit. Default: a third of a GPU's."""
     out: Path | None = None
     """A folder of its own for this exam; if not given, the first run's. Controllers in files have no other."""
     json: bool = False
@@ -88,7 +88,7 @@ class Exam:
         asked = self.asked(folders, fleets)
         files = [path if path.is_file() else path / CONTROLLER for path in runs]
         different(files)
-        policies = [Learned(load_controller(path).to(asked.engine.place())) for path in files]
+        policies = [LearnedPolicy(load_controller(path).to(asked.engine.place())) for path in files]
         known = {**cost(folders), "held": self.held(asked)}
         place = self.place(folders, asked)
         if place is None:
@@ -121,7 +121,7 @@ class Exam:
             if place:
                 self.keep(place, exams, lives)
             if self.json:
-                print(json_module.dumps(finite(asdict(exams[-1]))))
+                print(json_module.dumps(jsonable(asdict(exams[-1]))))
             else:
                 show_exam(exams[-1], Console())
         if place is None and config.final:
@@ -236,7 +236,7 @@ def read_plan(path: Path) -> FixedPlan:
         lines = json_module.loads(path.read_text(encoding="utf-8"))
         if not isinstance(lines, list):
             raise TypeError(lines)
-        return FixedPlan([Planned(int(line.pop("decision")), line) for line in lines], name=path.stem)
+        return FixedPlan([PlanStep(int(line.pop("decision")), line) for line in lines], name=path.stem)
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -280,7 +280,7 @@ class Report:
     def run(self) -> None:
         path = write_report(RunFolder.open(self.run_dir))
         if path is None:
-            raise EsperError("a report needs the package matplotlib: pip install 'esper[plot]'")
+            raise EsperError("a report needs the package matplotlib: pip install 'esper-nn[plot]'")
         print(path)
 
 
@@ -326,5 +326,5 @@ def exam_table(exam: ExamReport, narrow: bool = False) -> Table:
     for arm in exam.arms:
         color = {"better": "green", "worse": "red", "level": ""}[arm.verdict]
         cells = (Text(arm.cells[column], color if column == "ahead" else "") for column in columns)
-        table.add_row(arm.name, *cells, Text(arm.verdict if arm.vs else "", color))
+        table.add_row(arm.name, *cells, Text(arm.verdict if arm.difference else "", color))
     return table

@@ -23,16 +23,16 @@ from tyro.conf import OmitArgPrefixes
 
 from esper.cli.look import cost, show_exam, write_report
 from esper.leyline.errors import EsperError, FileError
-from esper.leyline.plain import finite
+from esper.leyline.json_records import jsonable
 from esper.leyline.reports import UpdateReport
 from esper.recipes import RECIPES, Recipe, recipe
 from esper.recipes.exam import QUICK, hold_exam
-from esper.recipes.start import begin, folder_of
+from esper.recipes.warm_start import begin, folder_of
 from esper.simic.checkpoint import load_training_run, save_training_run
 from esper.simic.train import Training
+from esper.tamiyo.controller_files import load_controller, save_controller
 from esper.tamiyo.features import HIDEABLE
-from esper.tamiyo.files import load_controller, save_controller
-from esper.tamiyo.policies import Learned
+from esper.tamiyo.policies import LearnedPolicy
 from esper.telemetry import SINKS, Board, RunFolder, Sink, SinkName
 from esper.telemetry.board import line
 from esper.telemetry.folder import LOGS, environment
@@ -67,7 +67,7 @@ class Listening:
     def shown(self, board: Board, console: Console) -> Iterator[Callable[[UpdateReport], None]]:
         """A board that is redrawn in a terminal; elsewhere lines."""
         if self.json:
-            yield lambda report: print(json_module.dumps(finite(asdict(replace(report, lives=())))), flush=True)
+            yield lambda report: print(json_module.dumps(jsonable(asdict(replace(report, lives=())))), flush=True)
         elif console.is_terminal:
             with Live(board, console=console, auto_refresh=False) as live:
                 yield lambda report: live.refresh()
@@ -120,7 +120,7 @@ class Train:
         """The recipe with its changes."""
         plain = recipe(self.recipe)
         changed = tyro.cli(Recipe, default=plain, args=list(self.changes), prog=f"esper train {self.recipe}")
-        if changed.start.run:
+        if changed.warm_start.run:
             changed = continued(changed, plain)
         if self.rng_seed is None:
             return changed
@@ -174,7 +174,7 @@ def _summary(name: str) -> str:
 def continued(asked: Recipe, plain: Recipe) -> Recipe:
     """The recipe of a run that goes on from another: with that one's controller, which may be told more or less than it
     was, and knowing what it knows."""
-    before = RunFolder.open(folder_of(asked.start.run))
+    before = RunFolder.open(folder_of(asked.warm_start.run))
     if not before.done:
         raise FileError(f"{before.path} is not done: resume it before another run goes on from it")
     told = {group: getattr(asked.controller, group) for group in HIDEABLE}
@@ -190,7 +190,7 @@ def go_on(folder: RunFolder, asked: Recipe, training: Training, listening: Liste
     console = Console(stderr=listening.json)
     board = Board(str(folder.path), asked.learn.updates, folder.reports())
     with stopping() as asked_to_stop, listening.told(folder, asked, training.update) as tell:
-        if training.update == 0 and (asked.start.plans or asked.start.run):
+        if training.update == 0 and (asked.warm_start.plans or asked.warm_start.run):
             head_start(folder, asked, training, console)
         with listening.shown(board, console) as show:
             while training.update < asked.learn.updates and not asked_to_stop():
@@ -212,9 +212,9 @@ def go_on(folder: RunFolder, asked: Recipe, training: Training, listening: Liste
 
 def head_start(folder: RunFolder, asked: Recipe, training: Training, console: Console) -> None:
     """Begin where another run has ended, imitate the best of some plans, and note what all that took."""
-    started, run = time.perf_counter(), asked.start.run
+    started, run = time.perf_counter(), asked.warm_start.run
     before = cost([RunFolder.open(folder_of(run))] if run else [])
-    imitated = f"; {asked.start.plans} plans are tried, and the best imitated" if asked.start.plans else ""
+    imitated = f"; {asked.warm_start.plans} plans are tried, and the best imitated" if asked.warm_start.plans else ""
     with console.status(f"begins with {run or 'random weights'}{imitated}"):
         took = begin(asked, training.controller)
     seconds = before["seconds"] + time.perf_counter() - started
@@ -226,7 +226,7 @@ def finish(folder: RunFolder, asked: Recipe, training: Training, console: Consol
     exams = []
     with console.status("the controller sits a preliminary exam" if asked.exam else "writes the report"):
         if asked.exam:
-            exams, lives = hold_exam(asked, [Learned(training.controller)], replace(QUICK, hosts=asked.exam))
+            exams, lives = hold_exam(asked, [LearnedPolicy(training.controller)], replace(QUICK, hosts=asked.exam))
             took = cost([folder])
             exams = [replace(exam, **took) for exam in exams]
             folder.write_exam(exams, lives)
@@ -234,7 +234,7 @@ def finish(folder: RunFolder, asked: Recipe, training: Training, console: Consol
         path = write_report(folder)
     for exam in exams:
         show_exam(exam, console)
-    console.print(f"report: {path}" if path else "for a report with pictures: pip install 'esper[plot]', esper report")
+    console.print(f"report: {path}" if path else "for pictures: pip install 'esper-nn[plot]', then esper report")
 
 
 def checkpoint(folder: RunFolder, asked: Recipe, training: Training, report: UpdateReport, best: float) -> float:

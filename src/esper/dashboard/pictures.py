@@ -29,7 +29,7 @@ CURVES = {
     "score": ("score", INK),
     "growth": ("growth", EARTH),
     "entropy": ("entropy", QUIET),
-    "KL of the update": ("kl", QUIET),
+    "KL of the update": ("approx_kl", QUIET),
     "explained variance": ("explained_variance", QUIET),
 }
 
@@ -56,17 +56,17 @@ def draw_learning(reports: Sequence[UpdateReport], path: Path) -> None:
 
 def draw_exam(exam: ExamReport, path: Path) -> None:
     """How far the policy under test is above each of the others, with its interval."""
-    others = [arm for arm in exam.arms if arm.vs is not None]
+    others = [arm for arm in exam.arms if arm.difference is not None]
     with drawing(path, 8, 1.2 + 0.42 * len(others)) as figure:
         ax = figure.subplots()
         for row, arm in enumerate(others):
-            assert arm.vs is not None
+            assert arm.difference is not None
             color = {"better": GREEN, "worse": EARTH, "level": QUIET}[arm.verdict]
-            ax.plot([arm.vs.low, arm.vs.high], [row, row], color=color, lw=3, solid_capstyle="round")
-            ax.plot(arm.vs.mean, row, "o", color=color, ms=8)
+            ax.plot([arm.difference.low, arm.difference.high], [row, row], color=color, lw=3, solid_capstyle="round")
+            ax.plot(arm.difference.mean, row, "o", color=color, ms=8)
             ax.annotate(
-                f"{arm.vs.mean:+.3f}",
-                (arm.vs.mean, row),
+                f"{arm.difference.mean:+.3f}",
+                (arm.difference.mean, row),
                 xytext=(0, 8),
                 textcoords="offset points",
                 ha="center",
@@ -179,7 +179,7 @@ def draw_heads(reports: Sequence[UpdateReport], path: Path) -> None:
     with drawing(path, 9, 0.9 + 0.24 * len(heads)) as figure:
         axes = figure.subplots(1, 3, sharey=True)
         for ax, (title, name) in zip(
-            axes, {"entropy": "entropy", "KL": "kl", "share clipped": "clip_fraction"}.items(), strict=True
+            axes, {"entropy": "entropy", "KL": "approx_kl", "share clipped": "clip_fraction"}.items(), strict=True
         ):
             values = [[_nan(getattr(r.heads[h], name)) for r in reports] for h in range(len(heads))]
             image = ax.imshow(values, aspect="auto", cmap="Greens", interpolation="nearest", vmin=0)

@@ -132,8 +132,8 @@ def verdict(exam: ExamReport) -> str:
     words = {"better": "beats", "level": "shows no difference from", "worse": "loses to"}
     said: dict[str, list[str]] = {how: [] for how in words}
     for arm in exam.arms:
-        if arm.vs is not None:
-            said[arm.verdict].append(f"{arm.name} ({arm.vs.mean:+.3f})")
+        if arm.difference is not None:
+            said[arm.verdict].append(f"{arm.name} ({arm.difference.mean:+.3f})")
     told = [f"{words[how]} {', '.join(names)}" for how, names in said.items() if names]
     return f"On {exam.hosts} fresh hosts of {exam.task}, by J, the controller {'; it '.join(told)}."
 
@@ -160,7 +160,7 @@ def _figure(picture: Picture) -> str:
 
 def _overview(exams: Sequence[ExamReport]) -> str:
     """All exams in one table: by how much the policy's J is above each arm's."""
-    names = list(dict.fromkeys(arm.name for exam in exams for arm in exam.arms if arm.vs is not None))
+    names = list(dict.fromkeys(arm.name for exam in exams for arm in exam.arms if arm.difference is not None))
     head = "".join(f'<th class="turn">{escape(name)}</th>' for name in ("setting", "J", *names))
     rows = []
     for exam in exams:
@@ -196,7 +196,7 @@ def _row(arm: ArmReport) -> str:
     cells = "".join(
         f'<td class="{COLORS[arm.verdict] if column == "ahead" else ""}">{arm.cells[column]}</td>' for column in COLUMNS
     )
-    return f'<tr class="{"own" if arm.vs is None else ""}"><td>{escape(arm.name)}</td>{cells}</tr>'
+    return f'<tr class="{"own" if arm.difference is None else ""}"><td>{escape(arm.name)}</td>{cells}</tr>'
 
 
 def _anomalies(reports: Sequence[UpdateReport]) -> str:

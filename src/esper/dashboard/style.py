@@ -23,7 +23,7 @@ def drawing(path: str | Path, width: float, height: float) -> "Iterator[Figure]"
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise EsperError("drawing needs the package matplotlib: pip install 'esper[plot]'") from None
+        raise EsperError("drawing needs the package matplotlib: pip install 'esper-nn[plot]'") from None
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure

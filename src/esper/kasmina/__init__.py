@@ -1,10 +1,10 @@
 """What grows: blueprints, slots, hosts, blending, lifecycle, gates."""
 
 from esper.kasmina.blueprints import blueprint, blueprint_names, register_blueprint, unregister_blueprint
-from esper.kasmina.files import load_model, save_model
 from esper.kasmina.gates import LifecycleConfig
 from esper.kasmina.host import Host
 from esper.kasmina.hosts import build_host, host_kinds, register_host, unregister_host, weak_host
+from esper.kasmina.model_files import load_model, save_model
 from esper.kasmina.slots import Seed, Slot
 
 __all__ = [

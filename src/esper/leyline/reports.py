@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,21 @@ class EpochReport:
 class HeadReport:
     """One head in one update. Without a relevant decision there is nothing to say, which is None and not 0."""
 
+    RENAMED: ClassVar = {"kl": "approx_kl", "gradient": "grad_norm", "gradient_clipped": "grad_norm_clipped"}
+    """Old names of fields, as they stand in files of earlier versions."""
+
     name: str
     samples: int
     """Decisions whose op listens to this head."""
-    kl: float | None
+    approx_kl: float | None
     clip_fraction: float | None
     entropy: float | None
     """From 0 to 1, of the legal choices."""
     ratio_min: float | None
     ratio_max: float | None
-    gradient: float
+    grad_norm: float
     """Norm of the gradient of the head's own parameters before clipping..."""
-    gradient_clipped: float
+    grad_norm_clipped: float
     """...and after."""
 
 
@@ -96,6 +99,14 @@ class LifeReport:
 class UpdateReport:
     """One rollout and what was learned from it."""
 
+    RENAMED: ClassVar = {
+        "kl": "approx_kl",
+        "gradient": "grad_norm",
+        "gradient_clipped": "grad_norm_clipped",
+        "health": "gradient_health",
+    }
+    """Old names of fields, as they stand in files of earlier versions."""
+
     update: int
     decisions: int
     episodes: int
@@ -117,11 +128,11 @@ class UpdateReport:
     policy_loss: float
     value_loss: float
     entropy: float
-    kl: float
+    approx_kl: float
     """Summed over heads."""
     explained_variance: float | None
-    gradient: float
-    gradient_clipped: float
+    grad_norm: float
+    grad_norm_clipped: float
     epochs: int
     """Passes over the rollout that were made..."""
     steps: int
@@ -137,7 +148,7 @@ class UpdateReport:
     """The share of decisions at which a slot held a seed: of the first slots, of the second ones, ..."""
     memory: int | None = None
     """The most bytes that were in use on the device so far; None on a CPU."""
-    health: float | None = None
+    gradient_health: float | None = None
     """Of gradients, from 0 to 1: the share of heads whose gradients are neither vanishing nor exploding."""
     anomalies: tuple[Anomaly, ...] = ()
     detail: Detail | None = None
@@ -162,6 +173,14 @@ class Interval:
 class ArmReport:
     """One policy in an exam, over all hosts."""
 
+    RENAMED: ClassVar = {
+        "vs": "difference",
+        "vs_score": "score_difference",
+        "improvement": "probability_of_improvement",
+        "chance": "p_value",
+    }
+    """Old names of fields, as they stand in files of earlier versions."""
+
     name: str
     mean: float
     """Of the metric..."""
@@ -181,11 +200,11 @@ class ArmReport:
     """Epochs of a life."""
     searched: int
     """Lives that went into choosing this policy, learning rates aside."""
-    vs: Interval | None
+    difference: Interval | None
     """J of the policy under test minus J of this one, host by host; None for itself."""
-    improvement: float | None
+    probability_of_improvement: float | None
     """How likely the policy under test does better on a host than this one on any, by J."""
-    chance: float | None
+    p_value: float | None
     """How likely chance alone makes as large a difference in J, corrected for the number of arms (Holm)."""
     excess: float | None = None
     """Parameters beyond the teacher's, where a task has one..."""
@@ -196,12 +215,12 @@ class ArmReport:
     objectives: tuple[float, ...] = ()
     """...and their J, in the same order."""
     paired: bool = True
-    """Whether host n is the policy's host n, with the same weights and batches; if not, neither `vs` nor `vs_score` is
-    a difference host by host."""
+    """Whether host n is the policy's host n, with the same weights and batches; if not, differences
+    are of means, not host by host."""
     seconds: float = 0.0
     """All its hosts took together, on the exam's machine; of the first training."""
-    vs_score: Interval | None = None
-    """The same difference as `vs` in the score alone, without rent."""
+    score_difference: Interval | None = None
+    """The same difference as `difference` in the score alone, without rent."""
     plan: str = ""
     """What is done when, if that was written down beforehand."""
 
@@ -214,8 +233,8 @@ class ArmReport:
     def cells(self) -> dict[str, str]:
         """What tables say of it, by column; nothing of itself where others are compared with it."""
         lies = self.iqm_interval
-        compared = {"ahead": self.vs, "in score": self.vs_score}
-        chances = {"P(better)": (self.improvement, ".2f"), "p": (self.chance, ".3f")}
+        compared = {"ahead": self.difference, "in score": self.score_difference}
+        chances = {"P(better)": (self.probability_of_improvement, ".2f"), "p": (self.p_value, ".3f")}
         return {
             "metric": f"{self.mean:.3f}",
             "IQM": f"{self.iqm:.3f}",
@@ -239,11 +258,11 @@ class ArmReport:
     def verdict(self) -> Literal["better", "worse", "level"]:
         """How the policy under test is against this one. Better: the interval lies above 0, and chance is unlikely for
         so many arms. Worse: the interval lies below 0. Level: neither is shown, which is no proof that they are."""
-        if self.vs is None or self.chance is None:
+        if self.difference is None or self.p_value is None:
             return "level"
-        if self.vs.high < 0:
+        if self.difference.high < 0:
             return "worse"
-        return "better" if self.vs.low > 0 and self.chance < 0.05 else "level"
+        return "better" if self.difference.low > 0 and self.p_value < 0.05 else "level"
 
 
 @dataclass(frozen=True)

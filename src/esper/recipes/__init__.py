@@ -1,6 +1,6 @@
 """Whole experiments, as functions that return frozen configs."""
 
-from esper.recipes.catalogue import RECIPES, recipe
+from esper.recipes.catalogue import RECIPES, recipe, recipe_names
 from esper.recipes.config import FleetConfig, Recipe
 
-__all__ = ["RECIPES", "FleetConfig", "Recipe", "recipe"]
+__all__ = ["RECIPES", "FleetConfig", "Recipe", "recipe", "recipe_names"]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from esper.leyline.errors import unknown
-from esper.recipes.config import FleetConfig, Recipe, StartConfig
+from esper.recipes.config import FleetConfig, Recipe, WarmStartConfig
 from esper.recipes.suite import harder, images, later, setting, text, varied
 from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule
 from esper.simic.ppo import REVIEWED
@@ -68,8 +68,8 @@ def mnist1d() -> Recipe:
     )
     plain = _recipe("mnist1d", fleet, updates=8, epochs=2, checkpoint_every=1)
     gentle = replace(plain.learn.ppo, lr=2e-4, entropy_coef=0.001)  # there is something to lose
-    start = StartConfig(plans=14, best=1, lives=24, epochs=200)
-    return replace(plain, start=start, learn=replace(plain.learn, ppo=gentle))
+    start = WarmStartConfig(plans=14, best=1, lives=24, epochs=200)
+    return replace(plain, warm_start=start, learn=replace(plain.learn, ppo=gentle))
 
 
 def mnist1d_gpu() -> Recipe:
@@ -81,40 +81,39 @@ def general() -> Recipe:
     """A controller for everyone: fourteen kinds of hosts and data, none of them held out, for a GPU."""
     plain = _for_a_gpu("general", *varied())
     ppo = replace(plain.learn.ppo, lr=1e-3, lr_end=1e-4, minibatches=32, anneal=32)
-    start = StartConfig(plans=46, best=3, lives=32, epochs=200)  # in each round as many hosts as are learned from
-    return replace(plain, start=start, learn=replace(plain.learn, updates=32, ppo=ppo))
+    start = WarmStartConfig(plans=46, best=3, lives=32, epochs=200)  # in each round as many hosts as are learned from
+    return replace(plain, warm_start=start, learn=replace(plain.learn, updates=32, ppo=ppo))
 
 
 def further() -> Recipe:
-    """Eight more kinds of hosts and data for a controller of `general` (`--start.run RUN`), for a GPU."""
+    """Eight more kinds of hosts and data for a controller of `general` (`--warm-start.run RUN`), for a GPU."""
     plain = general()
     ppo = replace(plain.learn.ppo, lr=5e-4, lr_end=5e-5, anneal=8)
-    start = replace(plain.start, run="shipped", plans=45, epochs=100)  # it takes part, too
+    start = replace(plain.warm_start, run="shipped", plans=45, epochs=100)  # it takes part, too
     learn = replace(plain.learn, updates=8, ppo=ppo)
     fleets = (*varied(hosts=48), *later())
-    return replace(plain, name="further", fleets=fleets, start=start, learn=learn, checkpoint_every=2)
+    return replace(plain, name="further", fleets=fleets, warm_start=start, learn=learn, checkpoint_every=2)
 
 
 def wider() -> Recipe:
-    """Eight more for a controller of `further` (`--start.run RUN`), which no longer sees how large a host is, for a
-    GPU."""
+    """Eight more for a controller of `further` (`--warm-start.run RUN`), blind to the size of hosts, for a GPU."""
     plain = further()
     return replace(
         plain,
         name="wider",
         fleets=(*varied(hosts=48), *later(hosts=48), *harder()),
         controller=replace(plain.controller, size=False),
-        start=replace(plain.start, plans=29),
+        warm_start=replace(plain.warm_start, plans=29),
         learn=replace(plain.learn, updates=6, ppo=replace(plain.learn.ppo, anneal=6)),
     )
 
 
 def practice() -> Recipe:
-    """Nothing new: eight updates more for a controller of `wider` (`--start.run RUN`), for a GPU."""
+    """Nothing new: eight updates more for a controller of `wider` (`--warm-start.run RUN`), for a GPU."""
     plain = wider()
     ppo = replace(plain.learn.ppo, entropy_coef=plain.learn.ppo.entropy_end, anneal=8)  # there is something to lose
-    start, learn = StartConfig(run="shipped"), replace(plain.learn, updates=8, ppo=ppo)
-    return replace(plain, name="practice", start=start, learn=learn)
+    start, learn = WarmStartConfig(run="shipped"), replace(plain.learn, updates=8, ppo=ppo)
+    return replace(plain, name="practice", warm_start=start, learn=learn)
 
 
 def _for_a_gpu(name: str, *fleets: FleetConfig) -> Recipe:
@@ -166,6 +165,11 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "characters": characters,
     "reviewed": reviewed,
 }
+
+
+def recipe_names() -> tuple[str, ...]:
+    """List the names of all recipes."""
+    return tuple(RECIPES)
 
 
 def recipe(name: str) -> Recipe:

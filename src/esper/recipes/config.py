@@ -10,7 +10,7 @@ import torch
 
 from esper.kasmina.gates import LifecycleConfig
 from esper.leyline.errors import EsperError
-from esper.leyline.plain import revive
+from esper.leyline.json_records import from_json
 from esper.leyline.specs import HostSpec
 from esper.leyline.state import Split
 from esper.simic import LearnConfig
@@ -129,7 +129,7 @@ class Places:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartConfig:
+class WarmStartConfig:
     """A head start: never, the heuristic and plans written by chance meet in a tournament; the best are imitated."""
 
     run: str = ""
@@ -164,7 +164,7 @@ class Recipe:
     known: tuple[FleetConfig, ...] = ()
     """What the run that it goes on from has learned from."""
     controller: ControllerConfig = ControllerConfig()
-    start: StartConfig = StartConfig()
+    warm_start: WarmStartConfig = WarmStartConfig()
     learn: LearnConfig = LearnConfig()
     engine: Engine = Engine()
     checkpoint_every: int = 5
@@ -200,7 +200,7 @@ class Recipe:
 
     @classmethod
     def revived(cls, plain: Any) -> "Recipe":
-        return revive(cls, _without_anchor(plain), "recipe")
+        return from_json(cls, _without_anchor(plain), "recipe")
 
 
 def _without_anchor(plain: Any) -> Any:
@@ -210,7 +210,7 @@ def _without_anchor(plain: Any) -> Any:
         rest = {name: value for name, value in ppo.items() if (name, value) != ("anchor_coef", 0.0)}
         return plain | {"learn": plain["learn"] | {"ppo": rest}}
     except (AttributeError, KeyError, TypeError):
-        return plain  # not a recipe: `revive` says what is wrong with it
+        return plain  # not a recipe: `from_json` says what is wrong with it
 
 
 def _plain(x: Any) -> Any:

@@ -11,8 +11,8 @@ from esper.leyline.errors import EsperError
 from esper.leyline.reports import ExamReport, Life
 from esper.leyline.state import SlotState, Split
 from esper.recipes.config import Band, FleetConfig, Places, Recipe
+from esper.simic.evaluation import evaluate
 from esper.simic.exam import ORACLE, RIGHT_SIZE, Arm, Replay, Sitting, described, distinct, sit, verdicts
-from esper.simic.play import play
 from esper.simic.search import compare, pair_plans, random_plans, single_plans, tournament
 from esper.tamiyo.policies import (
     FixedPlan,
@@ -27,7 +27,7 @@ from esper.tamiyo.policies import (
     Schedule,
 )
 from esper.tolaria import Engine, EnvConfig, FleetEnv
-from esper.tolaria.grown import Grown
+from esper.tolaria.static_env import StaticEnv
 
 SIMPLE: tuple[type[Policy], ...] = (Never, RandomLegal, Heuristic)
 SEARCHED = ("best plan", ORACLE)
@@ -310,7 +310,7 @@ class Room:
         self.tell(f"{name} on the hosts that count")
         env = self.paper(lr, episode)
         sittings = [
-            self.sat(Grown(env.fleet, sitting.topology, env.config, env.test), Never()) for sitting in ours.sittings
+            self.sat(StaticEnv(env.fleet, sitting.topology, env.config, env.test), Never()) for sitting in ours.sittings
         ]
         return Arm(name, sittings, episode, lr)
 
@@ -319,8 +319,8 @@ class Room:
         found = []
         for rate in self.grid:
             env = self.env(self.shared_by(len(grown)), 1, Band.TUNE, [rate], episode=episode)
-            homes = (Grown(env.fleet, slots, _of_training(env, n)) for n, slots in enumerate(grown))
-            again = (play(home, Never(), self.rent) for home in homes)
+            homes = (StaticEnv(env.fleet, slots, _of_training(env, n)) for n, slots in enumerate(grown))
+            again = (evaluate(home, Never(), self.rent) for home in homes)
             found.append([outcome.objective.mean().item() for outcome in again])
         return [list(by_rate) for by_rate in zip(*found, strict=True)]
 

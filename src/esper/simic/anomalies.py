@@ -52,11 +52,11 @@ class Bounds:
 
 def gradient_health(heads: Sequence[HeadReport], bounds: Bounds) -> float | None:
     """The share of heads with relevant decisions whose gradients are within bounds; None if there are none."""
-    norms = [head.gradient for head in heads if head.samples]
+    norms = [head.grad_norm for head in heads if head.samples]
     return sum(bounds.vanishing <= x <= bounds.exploding for x in norms) / len(norms) if norms else None
 
 
-class Watch:
+class AnomalyDetector:
     """Looks at one report after another. Keeps a few numbers, however long the run."""
 
     def __init__(self, bounds: Bounds = Bounds()) -> None:
@@ -76,12 +76,12 @@ class Watch:
         def anomaly(kind: str, where: str, explanation: str, suggestion: str) -> Anomaly:
             return Anomaly(report.update, kind, where, explanation, suggestion)
 
-        numbers = (report.policy_loss, report.value_loss, report.entropy, report.gradient)
+        numbers = (report.policy_loss, report.value_loss, report.entropy, report.grad_norm)
         if not all(math.isfinite(x) for x in numbers):
             yield anomaly(
                 "non-finite",
                 "losses",
-                f"policy {report.policy_loss}, value {report.value_loss}, gradient {report.gradient}",
+                f"policy {report.policy_loss}, value {report.value_loss}, gradient {report.grad_norm}",
                 "lower lr, and look at the rewards of this rollout",
             )
             return
@@ -95,15 +95,15 @@ class Watch:
                 f"the critic explains {explained:.2f} of the returns, less than a constant would",
                 "raise value_coef, or normalise the rewards",
             )
-        if self.usual is not None and report.gradient > self.bounds.drift * self.usual:
+        if self.usual is not None and report.grad_norm > self.bounds.drift * self.usual:
             yield anomaly(
                 "gradient drift",
                 "gradient",
-                f"its norm is {report.gradient:.3g}, usually {self.usual:.3g}",
+                f"its norm is {report.grad_norm:.3g}, usually {self.usual:.3g}",
                 "lower lr; max_grad_norm hides this from the weights, not from the direction",
             )
         keep = self.bounds.memory
-        self.usual = report.gradient if self.usual is None else keep * self.usual + (1 - keep) * report.gradient
+        self.usual = report.grad_norm if self.usual is None else keep * self.usual + (1 - keep) * report.grad_norm
 
     def _head(self, head: HeadReport, anomaly: Callable[[str, str, str, str], Anomaly]) -> Iterator[Anomaly]:
         self.starved[head.name] = self.starved[head.name] + 1 if head.samples == 0 else 0

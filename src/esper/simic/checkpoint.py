@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline.files import Tensors, fits, flatten, match, parsing, read, unflatten, write
+from esper.leyline.tensor_files import Tensors, fits, flatten, match, parsing, read, unflatten, write
 from esper.simic.rollout import Live
 from esper.simic.train import Training
 from esper.tolaria.checkpoint import env_description, env_tensors, restore_env

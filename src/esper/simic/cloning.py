@@ -12,14 +12,14 @@ from torch import Tensor
 
 from esper.leyline.actions import Head
 from esper.leyline.errors import EsperError
-from esper.leyline.files import fits, parsing, read, write
+from esper.leyline.tensor_files import fits, parsing, read, write
 from esper.simic.advantages import gae
 from esper.simic.normalizers import Running, spread
 from esper.simic.ppo import Lives, cut, select
 from esper.simic.rollout import Rollout, must_be_finite
 from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, Features, column_names
 from esper.tamiyo.masks import relevant
-from esper.tamiyo.network import Choice, Controller, Memory, Observation
+from esper.tamiyo.network import Choice, Controller, HiddenState, Observation
 
 EPISODES_FORMAT = "esper.episodes"
 FADED = 0.05
@@ -163,7 +163,7 @@ def load_episodes(path: str | Path) -> tuple[Rollout, str]:
 
         features = Features(**under("features", Features._fields))
         seen = Observation(features, **under("seen", Observation._fields[1:]))
-        choice, memory = Choice(**under("choice", Choice._fields)), Memory(**under("memory", Memory._fields))
+        choice, memory = Choice(**under("choice", Choice._fields)), HiddenState(**under("memory", HiddenState._fields))
         plain = [name for name in Rollout._fields if name not in ("seen", "choice", "memory")]
         rollout = Rollout(seen=seen, choice=choice, memory=memory, **{name: tensors[name] for name in plain})
         return rollout, str(description["policy"])

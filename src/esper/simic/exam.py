@@ -14,8 +14,18 @@ from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage
 from esper.leyline.reports import ArmReport, EpochReport, ExamReport, Life, SlotReport
 from esper.leyline.state import NO_BLUEPRINT, Setting, SlotState
-from esper.simic.play import Outcome, play
-from esper.simic.statistics import Values, chance, holm, improvement, iqm, iqm_interval, paired, share, unpaired
+from esper.simic.evaluation import Outcome, evaluate
+from esper.simic.statistics import (
+    Values,
+    holm,
+    iqm,
+    iqm_interval,
+    p_value,
+    paired,
+    probability_of_improvement,
+    share,
+    unpaired,
+)
 from esper.tamiyo.features import View
 from esper.tamiyo.policies import Policy
 from esper.tolaria import Fleet, FleetEnv
@@ -66,7 +76,7 @@ def sit(env: FleetEnv, policy: Policy, rent: float, rng_seed: int = 0, told: int
     diary = Diary(env, range(told))
     env.fleet.lr.cpu()  # waits for what was begun before
     started = time.perf_counter()
-    outcome = play(env, policy, rent, rng_seed, witness=diary.note)
+    outcome = evaluate(env, policy, rent, rng_seed, on_step=diary.note)
     outcome.objective.cpu()  # waits for the device
     seconds = time.perf_counter() - started
     kind = described(env.fleet)
@@ -95,7 +105,7 @@ def verdicts(
     found = {arm.name: arm.values("objective") for arm in others}
     best = float(found[RIGHT_SIZE].mean()) if RIGHT_SIZE in found else None
     distinct([arm.name for arm in (ours, *others)])
-    chances = holm({arm.name: chance(j, found[arm.name], rng_seed, arm.paired) for arm in others})
+    p_values = holm({arm.name: p_value(j, found[arm.name], rng_seed, arm.paired) for arm in others})
 
     def report(arm: Arm) -> ArmReport:
         metric, own = arm.values("metric"), arm is ours
@@ -116,10 +126,10 @@ def verdicts(
             searched=arm.searched,
             plan=arm.plan,
             episode=arm.episode,
-            vs=None if own else difference(j, theirs, rng_seed),
-            vs_score=None if own else difference(ours.values("score"), arm.values("score"), rng_seed),
-            improvement=None if own else improvement(j, theirs),
-            chance=None if own else chances[arm.name],
+            difference=None if own else difference(j, theirs, rng_seed),
+            score_difference=None if own else difference(ours.values("score"), arm.values("score"), rng_seed),
+            probability_of_improvement=None if own else probability_of_improvement(j, theirs),
+            p_value=None if own else p_values[arm.name],
             excess=None if right is None else bare * (1 + growth) - right,
             regret=None if best is None else best - float(theirs.mean()),
             scores=tuple(arm.values("score").flatten().tolist()),

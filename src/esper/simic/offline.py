@@ -132,7 +132,7 @@ def some(episodes: Recorded, which: Int[Tensor, " Q"]) -> Recorded:
     return Recorded(select(lives, which), *(x[:, which] for x in rest))
 
 
-class Losses(NamedTuple):
+class IQLLosses(NamedTuple):
     """Means over decisions whose consequence is known."""
 
     value: Float[Tensor, ""]
@@ -142,7 +142,9 @@ class Losses(NamedTuple):
     weight: Float[Tensor, ""]
 
 
-def losses(controller: Controller, critic: Critic, target: Critic, episodes: Recorded, config: OfflineConfig) -> Losses:
+def losses(
+    controller: Controller, critic: Critic, target: Critic, episodes: Recorded, config: OfflineConfig
+) -> IQLLosses:
     """What V, Q and the policy would change. V and Q share a reader; the policy shares nothing with them."""
     (seen, old, *_), known = episodes.lives, episodes.known
     value, q = critic(seen, old.action)
@@ -154,7 +156,7 @@ def losses(controller: Controller, critic: Critic, target: Critic, episodes: Rec
         earned = episodes.reward + config.gamma * following.where(~episodes.ended, 0.0)
     advantage = (believed - value)[known]
     weight = (config.beta * advantage.detach()).exp().clamp(max=config.largest_weight)
-    return Losses(
+    return IQLLosses(
         value=expectile_loss(advantage, config.expectile),
         q=(earned - q)[:, known].square().sum(0).mean(),
         policy=-(weight * log_prob[known]).mean(),

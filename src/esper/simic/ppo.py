@@ -19,7 +19,7 @@ from esper.simic.advantages import against_siblings, gae, standardized
 from esper.simic.rollout import Rollout
 from esper.tamiyo.features import Features
 from esper.tamiyo.masks import relevant
-from esper.tamiyo.network import TAIL, TAIL_SIZES, Choice, Controller, Memory, Observation
+from esper.tamiyo.network import TAIL, TAIL_SIZES, Choice, Controller, HiddenState, Observation
 
 EVEN = {head.name.lower(): 1.0 for head in Head}
 
@@ -118,24 +118,24 @@ class Lives(NamedTuple):
     advantage: Float[Tensor, "L Q"]
     returns: Float[Tensor, "L Q"]
     valid: Bool[Tensor, "L Q"]
-    memory: Memory
+    memory: HiddenState
 
 
-class Losses(NamedTuple):
+class PPOLosses(NamedTuple):
     """Sums over decisions, to be divided by whole-minibatch counts."""
 
     policy: Float[Tensor, " H"]
     entropy: Float[Tensor, " H"]
     bonus: Float[Tensor, " H"]
     """Entropy times its coefficient."""
-    kl: Float[Tensor, " H"]
+    approx_kl: Float[Tensor, " H"]
     clipped: Float[Tensor, " H"]
     value: Float[Tensor, ""]
     ratio_min: Float[Tensor, " H"]
     ratio_max: Float[Tensor, " H"]
 
 
-BY_HEAD = ("policy", "entropy", "bonus", "kl", "clipped")
+BY_HEAD = ("policy", "entropy", "bonus", "approx_kl", "clipped")
 """The losses that are sums over the decisions which listen to a head."""
 
 
@@ -154,7 +154,7 @@ def sequences(rollout: Rollout, whole: bool) -> tuple[Int[Tensor, "L Q"], Int[Te
 
 
 def cut(
-    rollout: Rollout, advantage: Float[Tensor, "T N"], returns: Float[Tensor, "T N"], whole: bool, blank: Memory
+    rollout: Rollout, advantage: Float[Tensor, "T N"], returns: Float[Tensor, "T N"], whole: bool, blank: HiddenState
 ) -> Lives:
     """A rollout as sequences, each with the memory it began with."""
     t, n, valid = sequences(rollout, whole)
@@ -164,7 +164,7 @@ def cut(
 
     seen = Observation(Features(*map(at, rollout.seen.features)), *map(at, rollout.seen[1:]))
     continued = (t[0] == 0) & ~rollout.start[0, n[0]]
-    memory = Memory(
+    memory = HiddenState(
         *(torch.where(continued[:, None], old[n[0]], new[n[0]]) for old, new in zip(rollout.memory, blank, strict=True))
     )
     return Lives(seen, Choice(*map(at, rollout.choice)), at(advantage), at(returns), valid, memory)
@@ -177,12 +177,12 @@ def select(lives: Lives, which: Int[Tensor, " Q"]) -> Lives:
         return x[:, which]
 
     seen = Observation(Features(*map(at, lives.seen.features)), *map(at, lives.seen[1:]))
-    memory = Memory(*(x[which] for x in lives.memory))
+    memory = HiddenState(*(x[which] for x in lives.memory))
     old = Choice(*map(at, lives.old))
     return Lives(seen, old, at(lives.advantage), at(lives.returns), at(lives.valid), memory)
 
 
-def losses(controller: Controller, lives: Lives, config: PPOConfig, entropy_coef: float) -> Losses:
+def losses(controller: Controller, lives: Lives, config: PPOConfig, entropy_coef: float) -> PPOLosses:
     """What the policy would change. Padding and heads that nobody listened to reach nothing."""
     new = controller.judge(lives.seen, lives.memory, lives.old.action)
     counts = relevant(lives.old.action[..., Head.OP]) & lives.valid[..., None]  # L Q H
@@ -205,11 +205,11 @@ def losses(controller: Controller, lives: Lives, config: PPOConfig, entropy_coef
         clipped = over_decisions(((ratio - 1).abs() > config.clip).float())
         seen = ratio.where(counts, torch.nan).flatten(0, 1)
         low, high = seen.nan_to_num(torch.inf).amin(0), seen.nan_to_num(-torch.inf).amax(0)
-    return Losses(
+    return PPOLosses(
         policy=-over_decisions(gain),
         entropy=over_decisions(new.entropy),
         bonus=over_decisions(config.floored(entropy_coef, new.legal) * new.entropy),
-        kl=kl,
+        approx_kl=kl,
         clipped=clipped,
         value=0.5 * worst.sum(),
         ratio_min=low,
@@ -229,7 +229,7 @@ def totals(lives: Lives) -> Totals:
     return Totals(counts.sum((0, 1)).float(), lives.valid.sum().float())
 
 
-def loss(found: Losses, over: Totals, config: PPOConfig) -> Float[Tensor, ""]:
+def loss(found: PPOLosses, over: Totals, config: PPOConfig) -> Float[Tensor, ""]:
     """One number: policy + value_coef * value - entropy_coef * entropy."""
     heads = over.heads.clamp(min=1)
     weights = torch.tensor(per_head(config.entropy_weights), device=heads.device)
@@ -238,17 +238,17 @@ def loss(found: Losses, over: Totals, config: PPOConfig) -> Float[Tensor, ""]:
     return policy + config.value_coef * found.value / over.decisions.clamp(min=1) - bonus
 
 
-class Learned(NamedTuple):
+class UpdateResult(NamedTuple):
     """An update in numbers; tensors stay on the device until someone reads them."""
 
-    losses: Losses
+    losses: PPOLosses
     """Means over the minibatches that were used."""
     samples: Float[Tensor, " H"]
     advantage_mean: Tensor
     advantage_std: Tensor
     returns: Float[Tensor, "T N"]
-    gradient: Tensor
-    gradient_clipped: Tensor
+    grad_norm: Tensor
+    grad_norm_clipped: Tensor
     head_gradients: Float[Tensor, " H"]
     epochs: int
     steps: int
@@ -271,7 +271,7 @@ class Learner:
         self.losses = torch.compile(losses, backend=config.compile) if config.compile else losses
         self.updates = 0
 
-    def update(self, rollout: Rollout, reward: Float[Tensor, "T N"] | None = None) -> Learned:
+    def update(self, rollout: Rollout, reward: Float[Tensor, "T N"] | None = None) -> UpdateResult:
         """Learn from a rollout, with its own rewards or others in their place."""
         config, controller = self.config, self.controller
         rewards = rollout.reward if reward is None else reward
@@ -286,7 +286,7 @@ class Learner:
         lives = cut(rollout, advantage, returns, controller.config.recurrent, blank)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = config.lr_at(self.updates)
-        found: list[Losses] = []
+        found: list[PPOLosses] = []
         samples, gradients = [], []
         stopped = None
         for which in self.minibatches(lives.valid.shape[1]):
@@ -302,14 +302,14 @@ class Learner:
         means = _averaged(found, counted)
         whole, clipped, heads = (torch.stack(x).mean(0) for x in zip(*gradients, strict=True))
         epochs = -(-len(found) // min(config.minibatches, lives.valid.shape[1]))
-        return Learned(
+        return UpdateResult(
             losses=means,
             samples=counted.sum(0) / epochs,
             advantage_mean=compared.mean(),
             advantage_std=compared.std(),
             returns=returns,
-            gradient=whole,
-            gradient_clipped=clipped,
+            grad_norm=whole,
+            grad_norm_clipped=clipped,
             head_gradients=heads,
             epochs=epochs,
             steps=len(found) - bool(stopped),
@@ -322,7 +322,7 @@ class Learner:
             order = torch.randperm(count, generator=self.generator)
             yield from order.chunk(min(self.config.minibatches, count))
 
-    def step(self, lives: Lives) -> tuple[Losses, Totals, tuple[Tensor, Tensor, Tensor], str | None]:
+    def step(self, lives: Lives) -> tuple[PPOLosses, Totals, tuple[Tensor, Tensor, Tensor], str | None]:
         """One optimiser step, unless the policy has moved too far already."""
         config = self.config
         self.optimizer.zero_grad()
@@ -334,10 +334,10 @@ class Learner:
             some = select(lives, piece) if len(pieces) > 1 else lives
             part = self.losses(self.controller, some, config, coefficient)
             loss(part, over, config).backward()
-            parts.append(Losses(*(x.detach() for x in part)))
+            parts.append(PPOLosses(*(x.detach() for x in part)))
         heads = over.heads.clamp(min=1)
-        total = Losses(*(torch.stack(x).sum(0) for x in zip(*parts, strict=True)))
-        mean = Losses(
+        total = PPOLosses(*(torch.stack(x).sum(0) for x in zip(*parts, strict=True)))
+        mean = PPOLosses(
             **{name: getattr(total, name) / heads for name in BY_HEAD},
             value=total.value / over.decisions.clamp(min=1),
             ratio_min=torch.stack([p.ratio_min for p in parts]).amin(0),
@@ -346,16 +346,16 @@ class Learner:
         gradients = head_gradients(self.controller)
         norm = nn.utils.clip_grad_norm_(self.controller.parameters(), config.max_grad_norm)
         recorded = norm, norm.clamp(max=config.max_grad_norm), gradients
-        if config.target_kl is not None and bool(mean.kl.sum() > 1.5 * config.target_kl):
+        if config.target_kl is not None and bool(mean.approx_kl.sum() > 1.5 * config.target_kl):
             return mean, over, recorded, f"the policy moved by more than 1.5 times target_kl ({config.target_kl})"
         self.optimizer.step()
         return mean, over, recorded, None
 
 
-def _averaged(found: list[Losses], counted: Float[Tensor, "M H"]) -> Losses:
+def _averaged(found: list[PPOLosses], counted: Float[Tensor, "M H"]) -> PPOLosses:
     """Means over minibatches. One without a head's decisions says nothing of it."""
     share = counted / counted.sum(0).clamp(min=1)
-    return Losses(
+    return PPOLosses(
         **{name: (torch.stack([getattr(f, name) for f in found]) * share).sum(0) for name in BY_HEAD},
         value=torch.stack([f.value for f in found]).mean(),
         ratio_min=torch.stack([f.ratio_min for f in found]).amin(0),
@@ -369,11 +369,11 @@ def _broken(**tensors: Tensor) -> list[str]:
     return [name for name, fine in zip(tensors, finite, strict=True) if not fine]
 
 
-def _nothing(compared: Tensor, returns: Tensor, why: str) -> Learned:
+def _nothing(compared: Tensor, returns: Tensor, why: str) -> UpdateResult:
     """An update that was not made."""
     zero = torch.zeros(len(Head), device=returns.device)
-    found = Losses(**{name: torch.zeros_like(zero) for name in Losses._fields})._replace(value=zero[0])
-    return Learned(found, zero, compared.mean(), compared.std(), returns, zero[0], zero[0], zero, 0, 0, why)
+    found = PPOLosses(**{name: torch.zeros_like(zero) for name in PPOLosses._fields})._replace(value=zero[0])
+    return UpdateResult(found, zero, compared.mean(), compared.std(), returns, zero[0], zero[0], zero, 0, 0, why)
 
 
 def head_gradients(controller: Controller) -> Float[Tensor, " H"]:

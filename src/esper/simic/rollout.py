@@ -13,9 +13,9 @@ from esper.leyline.errors import EsperError
 from esper.leyline.rng import Purpose, key, uniform
 from esper.leyline.state import Signals
 from esper.simic.rewards import RewardConfig, objective, reward
-from esper.tamiyo.features import Features, History, View, no_history, remember
+from esper.tamiyo.features import Features, ScoreHistory, View, empty_history, remember
 from esper.tamiyo.heads import check
-from esper.tamiyo.network import Choice, Controller, Memory, Observation, describe, look, num_draws
+from esper.tamiyo.network import Choice, Controller, HiddenState, Observation, describe, look, num_draws
 from esper.tamiyo.policies import Policy, SideBySide, draws
 from esper.tolaria import FleetEnv
 
@@ -57,7 +57,7 @@ class Rollout(NamedTuple):
     score: Float[Tensor, "T N"]
     growth: Float[Tensor, "T N"]
     groups: Int[Tensor, " N"]
-    memory: Memory
+    memory: HiddenState
     """Before the first decision."""
 
 
@@ -71,7 +71,7 @@ class Live(NamedTuple):
     """Where one fleet stands between two decisions."""
 
     signals: Signals
-    history: History
+    history: ScoreHistory
     rent: Float[Tensor, " N"]
     fresh: Bool[Tensor, " N"]
 
@@ -119,7 +119,7 @@ class Collector:
         for env in self.envs:
             signals = env.reset()
             everyone = torch.ones_like(signals.sibling)
-            history = remember(no_history(len(everyone), self.device), signals, everyone)
+            history = remember(empty_history(len(everyone), self.device), signals, everyone)
             self.lives.append(
                 Live(signals, history, torch.full_like(signals.score, rent, dtype=torch.float32), everyone)
             )
@@ -184,7 +184,7 @@ def record(fleets: Collector, policies: Sequence[Policy], rent: float, rewards: 
     return _played(fleets, choose, lambda seen: nothing, rent, rewards)
 
 
-def record_lives(
+def record_episodes(
     env: FleetEnv, policies: Sequence[Policy], controller: Controller, rent: float, rewards: RewardConfig, rng_seed: int
 ) -> Rollout:
     """One life of every host under policies side by side, for this controller to learn from."""
@@ -255,7 +255,7 @@ def _step(
     if not fleets.config.terminal and bool((ended & ~final_end).any()):
         beyond = expect(_finally(fleets, [r[6] for r in results])).where(~final_end, 0.0)
     fleets.lives = lives
-    fleets.memory = Memory(*(old.where(~ended[:, None], 0.0) for old in fleets.memory))
+    fleets.memory = HiddenState(*(old.where(~ended[:, None], 0.0) for old in fleets.memory))
     score, growth = (torch.cat([getattr(r[6], name).float() for r in results]) for name in ("score", "growth"))
     return gained, ended, sick, beyond, comparable, j, score, growth
 

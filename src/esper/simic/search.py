@@ -12,8 +12,8 @@ from torch import Tensor
 from esper.leyline.actions import ALPHA_TARGETS, STYLES, TEMPOS
 from esper.leyline.errors import EsperError
 from esper.leyline.state import Setting
-from esper.simic.play import Outcome, Witness, play
-from esper.tamiyo.policies import FixedPlan, Planned, Policy, SideBySide
+from esper.simic.evaluation import Outcome, StepCallback, evaluate
+from esper.tamiyo.policies import FixedPlan, PlanStep, Policy, SideBySide
 from esper.tolaria import FleetEnv
 
 P = TypeVar("P", bound=Policy)
@@ -22,7 +22,7 @@ P = TypeVar("P", bound=Policy)
 def single_plans(setting: Setting, decisions: Sequence[int]) -> list[FixedPlan]:
     """Every blueprint in every slot at each of these times, alone."""
     return [
-        FixedPlan([Planned(decision, {"op": "GERMINATE", "slot": slot, "blueprint": name})])
+        FixedPlan([PlanStep(decision, {"op": "GERMINATE", "slot": slot, "blueprint": name})])
         for decision in decisions
         for slot in setting.space.slots
         for name in setting.space.blueprints
@@ -37,7 +37,7 @@ def random_plans(setting: Setting, count: int, rng_seed: int = 0) -> list[FixedP
     return [FixedPlan(_random_plan(setting, generator)) for _ in range(count)]
 
 
-def _random_plan(setting: Setting, generator: random.Random) -> list[Planned]:
+def _random_plan(setting: Setting, generator: random.Random) -> list[PlanStep]:
     lines = []
     for slot in generator.sample(setting.space.slots, generator.randint(1, len(setting.space.slots))):
         decision = generator.choice((0, generator.randrange(max(setting.episode // 2, 1))))
@@ -49,9 +49,9 @@ def _random_plan(setting: Setting, generator: random.Random) -> list[Planned]:
             "tempo": generator.choice(list(TEMPOS)),
             "alpha_target": generator.choice(list(ALPHA_TARGETS)),
         }
-        lines.append(Planned(decision, seed))
+        lines.append(PlanStep(decision, seed))
         if generator.random() < 0.5:
-            lines.append(Planned(decision + 2, {"op": "ADVANCE", "slot": slot}))
+            lines.append(PlanStep(decision + 2, {"op": "ADVANCE", "slot": slot}))
     return lines
 
 
@@ -60,12 +60,12 @@ def compare(
     policies: Sequence[Policy],
     rent: float,
     rng_seed: int = 0,
-    witness: Witness = lambda actions, step: None,
+    on_step: StepCallback = lambda actions, step: None,
 ) -> list[Outcome]:
     """One life under each policy, for hosts of the same weights and batches: outcomes over groups, (N / policies)."""
     if env.config.group != len(policies):
         raise EsperError(f"the env's group ({env.config.group}) must be the number of policies, {len(policies)}")
-    outcome = play(env, SideBySide(policies), rent, rng_seed, witness=witness)
+    outcome = evaluate(env, SideBySide(policies), rent, rng_seed, on_step=on_step)
     return [Outcome(*(x.view(-1, len(policies))[:, i] for x in outcome)) for i in range(len(policies))]
 
 

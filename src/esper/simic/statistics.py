@@ -69,7 +69,7 @@ def _interval(mean: float, drawn: Values, confidence: float) -> Interval:
     return Interval(float(mean), float(low), float(high))
 
 
-def chance(ours: Values, theirs: Values, rng_seed: int = 0, hosts_are_paired: bool = True) -> float:
+def p_value(ours: Values, theirs: Values, rng_seed: int = 0, hosts_are_paired: bool = True) -> float:
     """How likely chance alone makes as large a difference: by flipping the signs of hosts' differences or, with several
     trainings or unlike hosts, the largest confidence at which the interval still leaves out 0."""
     if hosts_are_paired and np.atleast_2d(ours).shape[0] == 1:
@@ -83,7 +83,7 @@ def chance(ours: Values, theirs: Values, rng_seed: int = 0, hosts_are_paired: bo
     return max(1 - inside, 2 / (RESAMPLES + 1))  # less cannot be told from so many draws
 
 
-def improvement(ours: Values, theirs: Values) -> float:
+def probability_of_improvement(ours: Values, theirs: Values) -> float:
     """How likely one of ours is above one of theirs, taken by chance; equal ones count half."""
     above = ours.reshape(-1, 1) > theirs.reshape(1, -1)
     equal = ours.reshape(-1, 1) == theirs.reshape(1, -1)
@@ -98,10 +98,10 @@ def sign_flips(ours: Values, theirs: Values, rng_seed: int = 0) -> float:
     return float((1 + as_far.sum()) / (1 + FLIPS))
 
 
-def holm(chances: Mapping[str, float]) -> dict[str, float]:
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     """Corrected for having asked so often (Holm, 1979): the smallest counts as often as there are questions."""
     corrected, largest = {}, 0.0
-    for rank, name in enumerate(sorted(chances, key=lambda name: chances[name])):
-        largest = max(largest, min(1.0, (len(chances) - rank) * chances[name]))
+    for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[name]))
         corrected[name] = largest
     return corrected

@@ -12,9 +12,9 @@ from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage, Voice
 from esper.leyline.reports import Detail, HeadReport, LifeReport, UpdateReport
-from esper.simic.anomalies import Bounds, Watch, gradient_health
+from esper.simic.anomalies import AnomalyDetector, Bounds, gradient_health
 from esper.simic.normalizers import Running, spread
-from esper.simic.ppo import Learned, Learner, PPOConfig
+from esper.simic.ppo import Learner, PPOConfig, UpdateResult
 from esper.simic.rewards import RentSchedule, RewardConfig
 from esper.simic.rollout import CollectConfig, Collector, Rollout, collect
 from esper.tamiyo.features import SLOT_FEATURES, column_names
@@ -56,7 +56,7 @@ class Training:
         self.controller, self.config, self.update = controller, config, 0
         self.learner = Learner(controller, config.ppo, config.rng_seed)
         self.fleets = Collector(envs, controller, config.collect, config.rng_seed)
-        self.scale, self.watch = Running((), self.fleets.device), Watch(config.bounds)
+        self.scale, self.watch = Running((), self.fleets.device), AnomalyDetector(config.bounds)
         self.fleets.begin(config.rent.at(0))
 
     def step(self) -> UpdateReport:
@@ -71,17 +71,17 @@ class Training:
         detail = closer(self.controller, rollout, learned) if self.watch.alert else None
         health = gradient_health(report.heads, self.config.bounds)
         self.update += 1
-        return replace(report, health=health, anomalies=self.watch.look(report), detail=detail)
+        return replace(report, gradient_health=health, anomalies=self.watch.look(report), detail=detail)
 
 
-def train(envs: Sequence[FleetEnv], controller: Controller, config: LearnConfig) -> Iterator[UpdateReport]:
+def train_controller(envs: Sequence[FleetEnv], controller: Controller, config: LearnConfig) -> Iterator[UpdateReport]:
     """Learn to grow; one report for each update."""
     training = Training(envs, controller, config)
     while training.update < config.updates:
         yield training.step()
 
 
-def closer(controller: Controller, rollout: Rollout, learned: Learned) -> Detail:
+def closer(controller: Controller, rollout: Rollout, learned: UpdateResult) -> Detail:
     """What is not looked at while all is well."""
     values = rollout.choice.value
     of = {"reward": rollout.reward, "returns": learned.returns, "value": values, "error": learned.returns - values}
@@ -96,7 +96,7 @@ def closer(controller: Controller, rollout: Rollout, learned: Learned) -> Detail
 
 
 def summarize(
-    update: int, rollout: Rollout, normalized: Tensor, learned: Learned, rent: float, seconds: dict[str, float]
+    update: int, rollout: Rollout, normalized: Tensor, learned: UpdateResult, rent: float, seconds: dict[str, float]
 ) -> UpdateReport:
     """Numbers for people, read from the device once."""
     ended, values, returns, found = rollout.ended, rollout.choice.value, learned.returns, learned.losses
@@ -113,12 +113,12 @@ def summarize(
         "policy_loss": found.policy.sum(),
         "value_loss": found.value,
         "entropy": found.entropy.mean(),
-        "kl": found.kl.sum(),
+        "approx_kl": found.approx_kl.sum(),
         "explained_variance": 1 - (returns - values).var() / returns.var(),
-        "gradient": learned.gradient,
-        "gradient_clipped": learned.gradient_clipped,
+        "grad_norm": learned.grad_norm,
+        "grad_norm_clipped": learned.grad_norm_clipped,
     }
-    by_head = (found.kl, found.clipped, found.entropy, found.ratio_min, found.ratio_max)
+    by_head = (found.approx_kl, found.clipped, found.entropy, found.ratio_min, found.ratio_max)
     rows = torch.stack([learned.samples, learned.head_gradients, *by_head], 1)  # H 7
     ops = torch.bincount(rollout.choice.action[..., Head.OP].flatten(), minlength=len(Op))
     ends = torch.nonzero(ended).T  # their decisions and hosts
@@ -130,7 +130,7 @@ def summarize(
     episodes = round(plain["episodes"])
     plain |= {name: plain[name] / episodes if episodes else None for name in at_end}
     plain |= {"episodes": episodes, "sick": round(plain["sick"])}
-    kept = plain["gradient_clipped"] / max(plain["gradient"], 1e-12)
+    kept = plain["grad_norm_clipped"] / max(plain["grad_norm"], 1e-12)
     return UpdateReport(
         **plain,
         update=update,
@@ -159,4 +159,4 @@ def _head_report(head: Head, row: list[float], kept: float) -> HeadReport:
     """Of a head that nobody listened to, nothing is known."""
     samples, gradient, *measured = row
     known = measured if samples else [None] * len(measured)
-    return HeadReport(head.name.lower(), round(samples), *known, gradient=gradient, gradient_clipped=gradient * kept)
+    return HeadReport(head.name.lower(), round(samples), *known, grad_norm=gradient, grad_norm_clipped=gradient * kept)

@@ -23,7 +23,7 @@ IMPROVEMENT = 1e-3
 """How much the score must rise to count as progress."""
 
 
-class History(NamedTuple):
+class ScoreHistory(NamedTuple):
     """What a host has shown in its life so far; NaN before it did."""
 
     scores: Float[Tensor, "N W"]
@@ -38,7 +38,7 @@ class View(NamedTuple):
     """All that a feature may be made of."""
 
     signals: Signals
-    history: History
+    history: ScoreHistory
     setting: Setting
     rent: Float[Tensor, " N"]
     budget: Float[Tensor, " N"]
@@ -144,20 +144,20 @@ def column_names(table: tuple[Feature, ...]) -> tuple[str, ...]:
     return tuple(name for f in table for name in ([f.name, f"no_{f.name}"] if f.may_miss else [f.name]))
 
 
-def no_history(num_hosts: int, device: torch.device) -> History:
+def empty_history(num_hosts: int, device: torch.device) -> ScoreHistory:
     unknown = torch.full((num_hosts, WINDOW), torch.nan, device=device)
     none = torch.zeros(num_hosts, dtype=torch.long, device=device)
-    return History(unknown, unknown[:, 0], none, unknown[:, 0])
+    return ScoreHistory(unknown, unknown[:, 0], none, unknown[:, 0])
 
 
-def remember(history: History, signals: Signals, fresh: Bool[Tensor, " N"]) -> History:
+def remember(history: ScoreHistory, signals: Signals, fresh: Bool[Tensor, " N"]) -> ScoreHistory:
     """What is known after these signals; `fresh` hosts have just been born and remember nothing."""
-    start = no_history(len(fresh), fresh.device)
-    old = History(*(_rows(fresh, a, b) for a, b in zip(start, history, strict=True)))
+    start = empty_history(len(fresh), fresh.device)
+    old = ScoreHistory(*(_rows(fresh, a, b) for a, b in zip(start, history, strict=True)))
     score = signals.score.float()
     better = ~(score <= old.best + IMPROVEMENT)
     loss = signals.train_loss.float()
-    return History(
+    return ScoreHistory(
         scores=torch.cat([old.scores[:, 1:], score[:, None]], 1),
         best=torch.where(better, score, old.best),
         since_best=torch.where(better, 0, old.since_best + 1),

@@ -50,7 +50,7 @@ LAPTOP = ControllerConfig()
 GPU = ControllerConfig(hidden=256, slot_hidden=64)
 
 
-class Memory(NamedTuple):
+class HiddenState(NamedTuple):
     """What is remembered of each host's life."""
 
     hidden: Float[Tensor, "N M"]
@@ -183,10 +183,10 @@ class Controller(nn.Module):
             bias += weight[:, new] @ no[new]
             weight[:, new] = 0.0
 
-    def blank(self, num_hosts: int, device: torch.device) -> Memory:
+    def blank(self, num_hosts: int, device: torch.device) -> HiddenState:
         """The memory of newborns."""
         zeros = torch.zeros(num_hosts, self.config.hidden, device=device)
-        return Memory(zeros, zeros)
+        return HiddenState(zeros, zeros)
 
     def read(
         self, features: Features, exists: Bool[Tensor, "*N S"]
@@ -199,17 +199,17 @@ class Controller(nn.Module):
         most = slots.masked_fill(~known, -torch.inf).amax(-2)
         return self.trunk(torch.cat([host, mean, most], -1)), slots
 
-    def remember(self, x: Float[Tensor, "T N M"], memory: Memory) -> Float[Tensor, "T N M"]:
+    def remember(self, x: Float[Tensor, "T N M"], memory: HiddenState) -> Float[Tensor, "T N M"]:
         """Whole sequences, from the memory before their first decision."""
         if self.memory is not None:
             with torch.backends.cudnn.flags(allow_tf32=False):  # acting does not round either
                 x, _ = self.memory(x, (memory.hidden[None], memory.cell[None]))
         return self.norm(x)
 
-    def remember_one(self, x: Float[Tensor, "N M"], memory: Memory) -> tuple[Float[Tensor, "N M"], Memory]:
+    def remember_one(self, x: Float[Tensor, "N M"], memory: HiddenState) -> tuple[Float[Tensor, "N M"], HiddenState]:
         """One decision more."""
         if self.memory is not None:
-            memory = Memory(*torch.lstm_cell(x, memory, *self.memory.parameters()))
+            memory = HiddenState(*torch.lstm_cell(x, memory, *self.memory.parameters()))
             x = memory.hidden
         return self.norm(x), memory
 
@@ -235,7 +235,7 @@ class Controller(nn.Module):
         every = self.tail_exists.expand_as(logits)
         return (masked(scores, mask), mask), (masked(logits, every), every)
 
-    def act(self, seen: Observation, memory: Memory, uniform: Float[Tensor, "N A"]) -> tuple[Choice, Memory]:
+    def act(self, seen: Observation, memory: HiddenState, uniform: Float[Tensor, "N A"]) -> tuple[Choice, HiddenState]:
         """Choose for N hosts, from uniform numbers for every choice of every head."""
         x, slots = self.read(seen.features, seen.exists)
         x, memory = self.remember_one(x, memory)
@@ -246,7 +246,7 @@ class Controller(nn.Module):
         log_probs = _joined([chosen(found, picked) for picked, found, _ in choices])
         return Choice(_joined([picked for picked, _, _ in choices]), log_probs, self.value(x)[..., 0]), memory
 
-    def judge(self, seen: Observation, memory: Memory, action: Int[Tensor, "T N H"]) -> Judged:
+    def judge(self, seen: Observation, memory: HiddenState, action: Int[Tensor, "T N H"]) -> Judged:
         """What is thought now of decisions made before, (T, N)."""
         x, slots = self.read(seen.features, seen.exists)
         x = self.remember(x, memory)
@@ -257,7 +257,7 @@ class Controller(nn.Module):
         legal = _joined([mask.float().mean(-1) for _, _, mask in choices[:3]] + [torch.ones_like(given[3]).float()])
         return Judged(log_probs, spread, legal, self.value(x)[..., 0])
 
-    def expect(self, seen: Observation, memory: Memory) -> Float[Tensor, " N"]:
+    def expect(self, seen: Observation, memory: HiddenState) -> Float[Tensor, " N"]:
         """The value of where N hosts are, without remembering it."""
         x, _ = self.remember_one(self.read(seen.features, seen.exists)[0], memory)
         return self.value(x)[..., 0]

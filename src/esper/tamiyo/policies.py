@@ -18,7 +18,7 @@ from esper.leyline.lifecycle import Stage
 from esper.leyline.state import Setting
 from esper.tamiyo.features import View
 from esper.tamiyo.heads import masked, sample
-from esper.tamiyo.network import Controller, Memory, Observation, describe, look, num_draws
+from esper.tamiyo.network import Controller, HiddenState, Observation, describe, look, num_draws
 
 
 @runtime_checkable
@@ -81,7 +81,7 @@ class RandomLegal(Rule):
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlanStep:
     """One line of a written plan."""
 
     decision: int
@@ -92,7 +92,7 @@ class Planned:
 class FixedPlan(Rule):
     """Does what is written, at its time or as soon after as it is legal, one thing a decision."""
 
-    def __init__(self, plan: Sequence[Planned], name: str = "plan") -> None:
+    def __init__(self, plan: Sequence[PlanStep], name: str = "plan") -> None:
         self.plan, self.name = sorted(plan, key=lambda line: line.decision), name
 
     def __str__(self) -> str:
@@ -230,7 +230,7 @@ class GreedyGradient(Gardener):
         return -view.signals.vitals.pull if self.against else view.signals.vitals.pull
 
 
-class Learned:
+class LearnedPolicy:
     """A controller at work: sampled, or always the likeliest choice."""
 
     def __init__(self, controller: Controller, *, greedy: bool = False, name: str = "learned") -> None:
@@ -243,7 +243,7 @@ class Learned:
 
     def decide(self, view: View, fresh: Bool[Tensor, " N"], uniform: Float[Tensor, "N A"]) -> Int[Tensor, "N H"]:
         blank = self.controller.blank(len(fresh), fresh.device)
-        self.memory = Memory(
+        self.memory = HiddenState(
             *(torch.where(fresh[:, None], new, old) for new, old in zip(blank, self.memory, strict=True))
         )
         seen = Observation(*look(view), self.blueprints)

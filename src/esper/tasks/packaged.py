@@ -59,7 +59,7 @@ def _package(module: str, task: str) -> ModuleType:
         return import_module(module)
     except ImportError:
         package = {"sklearn": "scikit-learn"}.get(module.partition(".")[0], module.partition(".")[0])
-        raise EsperError(f"task {task!r} needs the package {package}: pip install 'esper[data]'") from None
+        raise EsperError(f"task {task!r} needs the package {package}: pip install 'esper-nn[data]'") from None
 
 
 def _generated() -> dict[str, np.ndarray]:

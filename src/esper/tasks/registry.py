@@ -6,7 +6,7 @@ from typing import Any, get_type_hints
 
 from esper.leyline.errors import EsperError, unknown
 from esper.leyline.state import Split, Task
-from esper.tasks import files, made, packaged
+from esper.tasks import local_files, packaged, synthetic
 from esper.tasks.data import TaskData
 
 Builder = Callable[..., TaskData]
@@ -14,12 +14,12 @@ Builder = Callable[..., TaskData]
 _tasks: dict[str, Builder] = {
     "mnist1d": packaged.mnist1d,
     "digits": packaged.digits,
-    "spirals": made.spirals,
-    "waves": made.waves,
-    "glyphs": made.glyphs,
-    "planted": made.planted,
-    "images": files.images,
-    "text": files.text,
+    "spirals": synthetic.spirals,
+    "waves": synthetic.waves,
+    "glyphs": synthetic.glyphs,
+    "planted": synthetic.planted,
+    "images": local_files.images,
+    "text": local_files.text,
 }
 
 

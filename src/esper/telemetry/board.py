@@ -135,10 +135,10 @@ def _health(heads: Sequence[HeadReport]) -> Table:
         table.add_column(name, justify="left" if name == "head" else "right")
     for head in heads:
         ratios = "-" if head.ratio_min is None else f"{head.ratio_min:.2f} to {head.ratio_max:.2f}"
-        numbers = [_number(x, ".3f") for x in (head.entropy, head.kl, head.clip_fraction)]
+        numbers = [_number(x, ".3f") for x in (head.entropy, head.approx_kl, head.clip_fraction)]
         style = "dim" if not head.samples else None
         table.add_row(
-            head.name.replace("_", " "), f"{head.samples:,}", *numbers, ratios, f"{head.gradient:.3f}", style=style
+            head.name.replace("_", " "), f"{head.samples:,}", *numbers, ratios, f"{head.grad_norm:.3f}", style=style
         )
     return table
 

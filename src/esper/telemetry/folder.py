@@ -30,7 +30,7 @@ from uuid import uuid4
 
 from esper import __version__
 from esper.leyline.errors import EsperError, FileError
-from esper.leyline.plain import finite, revive
+from esper.leyline.json_records import from_json, jsonable
 from esper.leyline.reports import ExamReport, Life, LifeReport, UpdateReport
 
 try:
@@ -122,7 +122,7 @@ class RunFolder:
     def _append(self, name: str, records: list[dict[str, Any]]) -> None:
         try:
             with open(self.path / name, "a", encoding="utf-8") as file:
-                file.write("".join(json.dumps(finite(record)) + "\n" for record in records))
+                file.write("".join(json.dumps(jsonable(record)) + "\n" for record in records))
         except OSError as error:
             raise FileError(f"cannot write {self.path / name}: {error.strerror or error}") from error
 
@@ -140,7 +140,7 @@ class RunFolder:
         try:
             lines = path.read_text(encoding="utf-8").split("\n")[:-1]
             for number, line in enumerate(lines, 1):
-                found.append(revive(kind, json.loads(line), f"line {number}", null=math.nan))
+                found.append(from_json(kind, json.loads(line), f"line {number}", null=math.nan))
         except (json.JSONDecodeError, UnicodeDecodeError):
             raise FileError(f"{path} is damaged after line {len(found)}") from None
         except OSError as error:
@@ -195,8 +195,8 @@ class RunFolder:
 
     def write_exam(self, exams: Sequence[ExamReport], lives: Sequence[Life]) -> None:
         """How the controller does on fresh hosts. Lives first: where there is an exam, there are its lives."""
-        self.write(LIVES, "".join(json.dumps(finite(asdict(life))) + "\n" for life in lives))
-        self._write_json(EXAM, {"version": VERSION, "exams": [finite(asdict(exam)) for exam in exams]})
+        self.write(LIVES, "".join(json.dumps(jsonable(asdict(life))) + "\n" for life in lives))
+        self._write_json(EXAM, {"version": VERSION, "exams": [jsonable(asdict(exam)) for exam in exams]})
 
     def log_exam(self, exam: ExamReport, runs: Sequence[str]) -> None:
         """Final exams are never forgotten. Who took part and what came out; not what became of every host."""
@@ -211,7 +211,7 @@ class RunFolder:
         """Of every exam that has not ended, by what was asked and by purpose."""
         found = self._read_json(CHOICES) if (self.path / CHOICES).exists() else {}
         try:
-            return revive(dict[str, dict[str, tuple[float, ...]]], found, "choices")
+            return from_json(dict[str, dict[str, tuple[float, ...]]], found, "choices")
         except EsperError as error:
             raise FileError(f"{self.path / CHOICES} is damaged, remove it: {error}") from None
 
@@ -248,7 +248,7 @@ class RunFolder:
             return []
         found = self._read_json(EXAM)
         try:
-            return [revive(ExamReport, exam, f"exams[{i}]", null=math.nan) for i, exam in enumerate(found["exams"])]
+            return [from_json(ExamReport, exam, f"exams[{i}]", null=math.nan) for i, exam in enumerate(found["exams"])]
         except (EsperError, KeyError, TypeError) as error:
             raise FileError(f"{self.path / EXAM} is damaged: {error}") from None
 

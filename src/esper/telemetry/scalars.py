@@ -18,21 +18,21 @@ def scalars(report: UpdateReport) -> dict[str, float]:
         "losses/policy_loss": report.policy_loss,
         "losses/value_loss": report.value_loss,
         "losses/entropy": report.entropy,
-        "losses/approx_kl": report.kl,
+        "losses/approx_kl": report.approx_kl,
         "losses/clipfrac": _mean([h.clip_fraction for h in report.heads]),
         "losses/explained_variance": report.explained_variance,
-        "losses/gradient": report.gradient,
-        "losses/gradient_health": report.health,
+        "losses/gradient": report.grad_norm,
+        "losses/gradient_health": report.gradient_health,
     }
     for head in report.heads:
         found |= {
             f"{head.name}/samples": head.samples,
-            f"{head.name}/approx_kl": head.kl,
+            f"{head.name}/approx_kl": head.approx_kl,
             f"{head.name}/clipfrac": head.clip_fraction,
             f"{head.name}/entropy": head.entropy,
             f"{head.name}/ratio_min": head.ratio_min,
             f"{head.name}/ratio_max": head.ratio_max,
-            f"{head.name}/gradient": head.gradient,
+            f"{head.name}/gradient": head.grad_norm,
         }
     found |= {f"ops/{name.lower()}": count / report.decisions for name, count in report.ops.items()}
     found |= {f"seconds/{phase}": seconds for phase, seconds in report.seconds.items()}

@@ -93,7 +93,7 @@ def _beginning(package: str) -> Iterator[None]:
     try:
         yield
     except ImportError:
-        raise EsperError(f"{package} is not installed: pip install 'esper[{package}]'") from None
+        raise EsperError(f"{package} is not installed: pip install 'esper-nn[{package}]'") from None
     except Exception as error:
         raise EsperError(f"{package} could not begin: {error}") from error
 

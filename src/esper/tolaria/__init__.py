@@ -2,10 +2,10 @@
 
 from esper.tolaria.config import Engine, TrainConfig
 from esper.tolaria.env import EnvConfig, FleetEnv, Step
-from esper.tolaria.files import load_training, save_training
 from esper.tolaria.fleet import Fleet
 from esper.tolaria.governor import GovernorConfig
-from esper.tolaria.reference import Reference
+from esper.tolaria.host_trainer import HostTrainer
+from esper.tolaria.training_files import load_training, save_training
 
 __all__ = [
     "Engine",
@@ -13,7 +13,7 @@ __all__ = [
     "Fleet",
     "FleetEnv",
     "GovernorConfig",
-    "Reference",
+    "HostTrainer",
     "Step",
     "TrainConfig",
     "load_training",

@@ -1,4 +1,4 @@
-"""Programs recorded once and replayed: CUDA graphs, one for each shape of a plan, the least used forgotten first."""
+"""Record programs as CUDA graphs, one for each shape of an assignment, and replay them."""
 
 import warnings
 from collections import OrderedDict

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline.files import Tensors, fits, flatten, match, unflatten
+from esper.leyline.tensor_files import Tensors, fits, flatten, match, unflatten
+from esper.tolaria.assignment import Kind
 from esper.tolaria.env import FleetEnv
 from esper.tolaria.fleet import Fleet
 from esper.tolaria.network import Bucket
-from esper.tolaria.plan import Kind
 
 HOSTS = ("rng_seeds", "epoch", "lr", "seed_lr", "state", "vitals")
 LIVES = ("age", "sibling", "births", "generation", "history", "good")

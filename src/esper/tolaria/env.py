@@ -19,7 +19,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.rng import key
 from esper.leyline.state import Setting, Signals, SlotState, Split, Vitals
 from esper.tolaria.fleet import Fleet, Measured
-from esper.tolaria.governor import GovernorConfig, History, judge, no_history
+from esper.tolaria.governor import GovernorConfig, HealthHistory, empty_health, judge
 
 Record = TypeVar("Record", Signals, Measured)
 
@@ -90,7 +90,7 @@ class FleetEnv:
         if self.config.staggered:
             self.age = self.groups % self.config.episode
         self.sibling = torch.ones_like(self.fleet.everyone)
-        self.history: History = no_history(fleet)
+        self.history: HealthHistory = empty_health(fleet)
         measured = self.renew(self.sibling, self.sibling)
         self.good = Good(fleet.state, fleet.vitals, measured)
         return self.first_signals(measured)
@@ -103,8 +103,9 @@ class FleetEnv:
         alone = key(self.config.rng_seed, "place", torch.arange(len(fresh), device=fresh.device), self.births)
         self.fleet.reset(fresh, torch.where(together, shared, alone))
         self.sibling = torch.where(fresh, together, self.sibling)
-        empty = no_history(self.fleet)
-        self.history = History(*(torch.where(fresh, new, old) for new, old in zip(empty, self.history, strict=True)))
+        empty = empty_health(self.fleet)
+        pairs = zip(empty, self.history, strict=True)
+        self.history = HealthHistory(*(torch.where(fresh, new, old) for new, old in pairs))
         return self.fleet.evaluate_bare()
 
     def first_signals(self, measured: Measured) -> Signals:

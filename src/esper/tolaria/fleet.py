@@ -19,24 +19,24 @@ from esper.leyline.actions import Graft
 from esper.leyline.rng import Purpose, key, permutation
 from esper.leyline.specs import HostSpec
 from esper.leyline.state import NO_BLUEPRINT, SlotState, Split, Task, Vitals
-from esper.tolaria.capture import Program, Programs
-from esper.tolaria.config import Engine, TrainConfig, check_fit
-from esper.tolaria.memory import Memory
-from esper.tolaria.network import Bucket, Network, where
-from esper.tolaria.plan import (
+from esper.tolaria.assignment import (
+    Assignment,
     Kind,
     Packed,
     Padding,
-    Plan,
     Roomy,
     Seeds,
+    assign,
     exact,
-    make_plan,
     pack,
     power_of_two,
     unpack,
     upload,
 )
+from esper.tolaria.capture import Program, Programs
+from esper.tolaria.config import Engine, TrainConfig, check_fit
+from esper.tolaria.memory import MemoryEstimator
+from esper.tolaria.network import Bucket, Network, where
 from esper.tolaria.stack import Stack, step
 
 Norms = dict[Kind | None, Float[Tensor, " R"]]
@@ -87,7 +87,7 @@ class Fleet:
         room, patience = (0, 0) if self.programs is None else (power_of_two(self.num_hosts), 100)
         self.network = Network(spec, self.num_hosts, self.device, engine.dtype, room, patience)
         self.slots, self.space = self.network.slots, self.network.space
-        self.memory = Memory(self.network, engine, self.train_data[0].dtype, spec.inputs)
+        self.memory = MemoryEstimator(self.network, engine, self.train_data[0].dtype, spec.inputs)
         self.memory.chunks(self.num_hosts, self.config.batch_size, {}, 0)  # raises if the bare hosts do not fit
         self.seed_sizes = self.of_seeds(lambda s, name, graft: num_parameters(build_seed(self.slots[s], name, graft)))
         self.epoch = torch.zeros_like(self.rng_seeds)
@@ -193,13 +193,13 @@ class Fleet:
         self.state = state
 
     def known(self) -> Known:
-        """What plans are made of, read from the device once."""
+        """What assignments are made of, read from the device once."""
         state, lr = self.state, self.seed_lr * self.config.seed_rate(self.state.seed_age)
         loud, silent = speaking(state), incubating(state)
         rows = (state.graft, state.alpha, state.alpha_target, silent, lr, loud)
         return Known(*torch.stack([x.double() for x in rows]).cpu().numpy())
 
-    def plan(self, known: Known, measuring: bool, switched: Bool[Tensor, "N S"] | None = None) -> Plan:
+    def assignment(self, known: Known, measuring: bool, switched: Bool[Tensor, "N S"] | None = None) -> Assignment:
         """Who runs where: with rows beside the hosts, or, where seeds are `switched` over, without any."""
         alpha, silent = known.alpha, known.silent
         if switched is not None:
@@ -212,21 +212,21 @@ class Fleet:
             return Seeds(hosts, known.graft[at].astype(np.int64), loud, aim, living & (silent[at] > 0), known.lr[at])
 
         found = {kind: seeds(kind, bucket.hosts) for kind, bucket in self.buckets.items()}
-        return make_plan(found, len(self.slots), measuring and switched is None, self.padding)
+        return assign(found, len(self.slots), measuring and switched is None, self.padding)
 
     def train_epoch(self, known: Known | None = None) -> tuple[Float[Tensor, " N"], Norms, Float[Tensor, "N S"]]:
         """One pass over the training data for every host.
 
         Returns mean losses and mean gradient norms, of parameters and of the streams at slots.
         """
-        plan = self.plan(known or self.known(), measuring=False)
+        assignment = self.assignment(known or self.known(), measuring=False)
         count = torch.zeros((), dtype=torch.int64, device=self.device)
         order = permutation(key(self.rng_seeds, Purpose.SHUFFLE, self.epoch), len(self.train_data[0]))
         losses, pulls = self.losses.zero_(), self.pulls.zero_()
         norms: Norms = {name: stack.norms.zero_() for name, stack in self.network.stacks.items()}
         num_steps = len(order[0]) // self.config.batch_size
-        chunks = self.memory.chunks(self.num_hosts, self.config.batch_size, *rows_of(plan))
-        inputs = (pack(plan, self.device), order, count, chunks)
+        chunks = self.memory.chunks(self.num_hosts, self.config.batch_size, *rows_of(assignment))
+        inputs = (pack(assignment, self.device), order, count, chunks)
         program = self.recorded("train", self.train_step, inputs)
         if program is None:
             here = unpack(inputs[0])
@@ -253,9 +253,9 @@ class Fleet:
 
         return self.programs.find(name, function, inputs, warm_up, kinds=tuple(self.network.stacks))
 
-    def train_step(self, plan: Plan | Packed, order: Tensor, count: Tensor, chunks: int) -> None:
+    def train_step(self, assignment: Assignment | Packed, order: Tensor, count: Tensor, chunks: int) -> None:
         """The next batch of every host: gradients, clipping and step, row by row. Adds up losses and norms."""
-        plan = unpack(plan) if isinstance(plan, Packed) else plan
+        assignment = unpack(assignment) if isinstance(assignment, Packed) else assignment
         size = self.config.batch_size
         batch = order.index_select(1, count * size + torch.arange(size, device=self.device))
         stacks = self.network.stacks
@@ -264,12 +264,12 @@ class Fleet:
         pulled = torch.zeros_like(self.pulls)
         for part in batch.chunk(chunks, dim=1):
             x, y = (data[part] for data in self.train_data)
-            out, beside, streams = self.network.forward(flats, x, plan)
+            out, beside, streams = self.network.forward(flats, x, assignment)
             loss = by_row(self.objective.loss, out, y) / size
             total = loss.sum()
             if beside is not None:
-                side = by_row(self.objective.loss, beside, y[plan.beside.rows]) / size
-                total = total + side.where(plan.beside.real, 0.0).sum()
+                side = by_row(self.objective.loss, beside, y[assignment.beside.rows]) / size
+                total = total + side.where(assignment.beside.real, 0.0).sum()
             wanted = [*flats.values(), *streams]
             (*new,) = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)
             pulled += torch.stack([_squares(g) for g in new[len(flats) :]], 1)
@@ -277,7 +277,7 @@ class Fleet:
             gradients = [a + b for a, b in zip(gradients, new, strict=True)] if gradients else new
             self.losses += loss.detach()
         self.pulls += pulled.sqrt()
-        here = [b for slot in plan.slots for b in slot.buckets]
+        here = [b for slot in assignment.slots for b in slot.buckets]
         active = {None: self.everyone} | {b.kind: b.learns for b in here}
         rate = {None: self.lr} | {b.kind: b.lr for b in here}
         for (name, stack), gradient in zip(stacks.items(), gradients, strict=True):
@@ -286,19 +286,19 @@ class Fleet:
 
     def evaluate(self, known: Known | None = None) -> Measured:
         """Every host on the validation data, and what each seed contributes, from extra rows of the same pass."""
-        return self.measured(self.plan(known or self.known(), measuring=True))
+        return self.measured(self.assignment(known or self.known(), measuring=True))
 
     def evaluate_bare(self) -> Measured:
         """Every host on the validation data as if it had no seeds: all there is to know of newborns."""
-        return self.measured(make_plan({}, len(self.slots), measuring=True, padding=self.padding))
+        return self.measured(assign({}, len(self.slots), measuring=True, padding=self.padding))
 
     @torch.no_grad()
     def evaluate_on(self, data: Split) -> Measured:
         """The same on other data, which nothing is ever chosen by."""
         as_they_are = torch.zeros_like(self.state.alpha, dtype=torch.bool)
-        plan = self.plan(self.known(), measuring=True, switched=as_they_are)
-        chunks = self.memory.chunks(self.num_hosts, len(data.x), *rows_of(plan), training=False)
-        return self.measure(pack(plan, self.device), chunks, self.resident(data))
+        assignment = self.assignment(self.known(), measuring=True, switched=as_they_are)
+        chunks = self.memory.chunks(self.num_hosts, len(data.x), *rows_of(assignment), training=False)
+        return self.measure(pack(assignment, self.device), chunks, self.resident(data))
 
     def resident(self, data: Split) -> Split:
         """On the fleet's device, inputs in the precision it computes in."""
@@ -311,23 +311,23 @@ class Fleet:
 
         `switched(speaking(fleet.state))` is every host without its seeds; two slots at a time are pairs.
         """
-        return self.measured(self.plan(self.known(), measuring=True, switched=over))
+        return self.measured(self.assignment(self.known(), measuring=True, switched=over))
 
     @torch.no_grad()
-    def measured(self, plan: Plan) -> Measured:
-        chunks = self.memory.chunks(self.num_hosts, len(self.validation_data[0]), *rows_of(plan), training=False)
-        inputs = (pack(plan, self.device), chunks)
+    def measured(self, assignment: Assignment) -> Measured:
+        chunks = self.memory.chunks(self.num_hosts, len(self.validation_data[0]), *rows_of(assignment), training=False)
+        inputs = (pack(assignment, self.device), chunks)
         program = self.recorded("measure", self.measure, inputs)
         measured = self.measure(*inputs) if program is None else program(inputs)
         return Measured(*(x.clone() for x in measured))
 
     @torch.no_grad()
     def measure(self, packed: Packed, chunks: int, data: Split | None = None) -> Measured:
-        plan, data = unpack(packed), data or self.validation_data
+        assignment, data = unpack(packed), data or self.validation_data
         flats = {name: stack.flat.to(self.engine.compute) for name, stack in self.network.stacks.items()}
         sums, besides = [], []
         for x, y in zip(*(part.chunk(chunks) for part in data), strict=True):
-            out, beside, _ = self.network.forward(flats, x.expand(self.num_hosts, *x.shape), plan)
+            out, beside, _ = self.network.forward(flats, x.expand(self.num_hosts, *x.shape), assignment)
             sums.append(self.judge(out, y))
             besides.append(None if beside is None else self.judge(beside, y)[1])
         size = len(data.x)
@@ -335,12 +335,12 @@ class Fleet:
         score = self.objective.score(metric, self.num_outputs)
         # One more slot than there is takes what padding rows say.
         contribution = score.new_full((self.num_hosts, len(self.slots) + 1), torch.nan)
-        if len(plan.beside.rows):
+        if len(assignment.beside.rows):
             metrics = torch.stack([b for b in besides if b is not None]).sum(0) / size
-            switched = self.objective.score(metrics, self.num_outputs) - score[plan.beside.rows]
-            worth = torch.where(plan.beside_speaks, -switched, switched)
-            at = torch.where(plan.beside.real, plan.beside_slot, len(self.slots))
-            contribution[plan.beside.rows, at] = worth
+            switched = self.objective.score(metrics, self.num_outputs) - score[assignment.beside.rows]
+            worth = torch.where(assignment.beside_speaks, -switched, switched)
+            at = torch.where(assignment.beside.real, assignment.beside_slot, len(self.slots))
+            contribution[assignment.beside.rows, at] = worth
         return Measured(loss, metric, score, contribution[:, :-1])
 
     def judge(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -378,6 +378,8 @@ def by_row(judge: Callable[[Tensor, Tensor], Tensor], out: Tensor, y: Tensor) ->
     return judge(out.flatten(0, 1), y.flatten(0, 1)).unflatten(0, out.shape[:2]).sum(1)
 
 
-def rows_of(plan: Plan) -> tuple[dict[Kind, int], int]:
-    """How many rows of seeds of each kind a plan runs, and how many beside the hosts."""
-    return {b.kind: b.num_seeds + b.num_echoes for slot in plan.slots for b in slot.buckets}, len(plan.beside.rows)
+def rows_of(assignment: Assignment) -> tuple[dict[Kind, int], int]:
+    """How many rows of seeds of each kind an assignment runs, and how many beside the hosts."""
+    return {b.kind: b.num_seeds + b.num_echoes for slot in assignment.slots for b in slot.buckets}, len(
+        assignment.beside.rows
+    )

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from esper.leyline.errors import EsperError
 from esper.leyline.state import SlotState, Vitals
+from esper.tolaria.assignment import Kind
 from esper.tolaria.fleet import Fleet, Measured
-from esper.tolaria.plan import Kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class GovernorConfig:
                 raise EsperError(f"{name} must lie strictly between 0 and 1, not {value}")
 
 
-class History(NamedTuple):
+class HealthHistory(NamedTuple):
     """What a host has shown so far."""
 
     first_loss: Float[Tensor, " N"]
@@ -56,14 +56,19 @@ class Snapshot(NamedTuple):
     """The host of each row, and the rows."""
 
 
-def no_history(fleet: Fleet) -> History:
+def empty_health(fleet: Fleet) -> HealthHistory:
     inf = torch.full((fleet.num_hosts,), torch.inf, device=fleet.device, dtype=torch.float64)
-    return History(inf, inf, -inf)
+    return HealthHistory(inf, inf, -inf)
 
 
 def judge(
-    history: History, sane: Bool[Tensor, " N"], train_loss: Tensor, score: Tensor, chance: float, config: GovernorConfig
-) -> tuple[Bool[Tensor, " N"], History]:
+    history: HealthHistory,
+    sane: Bool[Tensor, " N"],
+    train_loss: Tensor,
+    score: Tensor,
+    chance: float,
+    config: GovernorConfig,
+) -> tuple[Bool[Tensor, " N"], HealthHistory]:
     """Find the hosts that are not sane, have diverged or have collapsed to chance; add the others to the history."""
     loss, score = train_loss.double(), score.double()
     first = torch.where(history.first_loss.isinf(), loss, history.first_loss)
@@ -71,8 +76,8 @@ def judge(
     led = history.best_score - chance
     collapsed = (led >= config.lead) & (score - chance < config.collapse * led)
     sick = ~sane | diverged | collapsed
-    seen = History(first, torch.minimum(history.best_loss, loss), torch.maximum(history.best_score, score))
-    return sick, History(*(torch.where(sick, old, new) for old, new in zip(history, seen, strict=True)))
+    seen = HealthHistory(first, torch.minimum(history.best_loss, loss), torch.maximum(history.best_score, score))
+    return sick, HealthHistory(*(torch.where(sick, old, new) for old, new in zip(history, seen, strict=True)))
 
 
 def snapshot(fleet: Fleet, measured: Measured) -> Snapshot:

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from esper.leyline.errors import EsperError
+from esper.tolaria.assignment import Kind
 from esper.tolaria.config import Engine
 from esper.tolaria.network import Network
-from esper.tolaria.plan import Kind
 
 TRAINING = 4.0
 """Bytes in use at the peak of a training step for each byte kept for the backward pass, as seen on a GPU..."""
@@ -22,7 +22,7 @@ COPIES = 6
 A `governor.snapshot`, which would take three more, is not included."""
 
 
-class Memory:
+class MemoryEstimator:
     """What the rows of a network need, estimated from what autograd keeps of one example."""
 
     def __init__(self, network: Network, engine: Engine, dtype: torch.dtype, inputs: tuple[int, ...]) -> None:

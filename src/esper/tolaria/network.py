@@ -13,7 +13,7 @@ from esper.leyline.actions import Graft
 from esper.leyline.rng import Purpose, key
 from esper.leyline.specs import HostSpec, SlotSpec
 from esper.leyline.state import NO_BLUEPRINT, SlotState
-from esper.tolaria.plan import SHARES, Kind, Padding, Plan, SlotPlan, upload
+from esper.tolaria.assignment import SHARES, Assignment, Kind, Padding, SlotAssignment, upload
 from esper.tolaria.stack import Stack
 
 Flats = dict[Kind | None, Tensor]
@@ -108,7 +108,7 @@ class Network:
         }
         self.buckets = {kind: bucket for kind, bucket in self.buckets.items() if self.idle[kind] <= self.patience}
 
-    def forward(self, flats: Flats, x: Tensor, plan: Plan) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+    def forward(self, flats: Flats, x: Tensor, assignment: Assignment) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         """What all hosts answer, (N, B, ...), what the rows beside them do, and the hosts' streams at their slots.
 
         A row beside starts where its seed sits, from a copy of the host's stream that no gradient leaves, with the
@@ -123,42 +123,48 @@ class Network:
             prefix = f"segments.{s}."
             x = run_rows(segment, under(prefix, trunk), x)
             if beside is not None:
-                rows = plan.beside.rows[: len(beside)]
+                rows = assignment.beside.rows[: len(beside)]
                 fixed = {name: p.detach()[rows] for name, p in under(prefix, trunk).items()}
                 beside = run_rows(segment, fixed, beside)
-            if s < len(plan.slots):
+            if s < len(assignment.slots):
                 streams.append(x)
-                if plan.slots[s].buckets:
-                    x, beside = self.graft(flats, x, beside, plan.slots[s])
+                if assignment.slots[s].buckets:
+                    x, beside = self.graft(flats, x, beside, assignment.slots[s])
         return x, beside, streams
 
-    def graft(self, flats: Flats, x: Tensor, beside: Tensor | None, plan: SlotPlan) -> tuple[Tensor, Tensor | None]:
+    def graft(
+        self, flats: Flats, x: Tensor, beside: Tensor | None, assignment: SlotAssignment
+    ) -> tuple[Tensor, Tensor | None]:
         """Let the seeds of one slot speak, in their hosts and in the rows beside, and start new rows."""
-        stream = x.index_select(0, plan.hosts)
-        stream = where(plan.speaks, stream, stream.detach())
-        heard = None if beside is None else beside.index_select(0, plan.echoes.rows)
-        deltas, echoes = self.deltas(flats, stream, heard, plan)
-        x = x.index_add(0, plan.hosts, _loud(plan.speaks, plan.alpha, deltas))
+        stream = x.index_select(0, assignment.hosts)
+        stream = where(assignment.speaks, stream, stream.detach())
+        heard = None if beside is None else beside.index_select(0, assignment.echoes.rows)
+        deltas, echoes = self.deltas(flats, stream, heard, assignment)
+        x = x.index_add(0, assignment.hosts, _loud(assignment.speaks, assignment.alpha, deltas))
         if beside is not None and echoes is not None:
-            beside = beside.index_add(0, plan.echoes.rows, _loud(plan.echoes.real, plan.echo_alpha, echoes))
-        seeds = plan.spawns.rows
+            beside = beside.index_add(
+                0, assignment.echoes.rows, _loud(assignment.echoes.real, assignment.echo_alpha, echoes)
+            )
+        seeds = assignment.spawns.rows
         if not len(seeds):
             return x, beside
         off = stream.detach()[seeds]
-        on = off + _spread(plan.target[seeds], off) * deltas.index_select(0, seeds)
-        start = where(plan.speaks[seeds], off, on)
+        on = off + _spread(assignment.target[seeds], off) * deltas.index_select(0, seeds)
+        start = where(assignment.speaks[seeds], off, on)
         return x, start if beside is None else torch.cat([beside, start])
 
     def deltas(
-        self, flats: Flats, stream: Tensor, heard: Tensor | None, plan: SlotPlan
+        self, flats: Flats, stream: Tensor, heard: Tensor | None, assignment: SlotAssignment
     ) -> tuple[Tensor, Tensor | None]:
         """What all seeds of a slot make of their hosts' streams and, with fixed weights, of the rows beside."""
-        sizes = [(b.num_seeds, b.num_echoes) for b in plan.buckets]
-        streams, graft = stream, plan.graft
+        sizes = [(b.num_seeds, b.num_echoes) for b in assignment.buckets]
+        streams, graft = stream, assignment.graft
         if heard is not None:
-            streams, graft = (_shuffled(*pair, sizes) for pair in ((stream, heard), (plan.graft, plan.echo_graft)))
+            streams, graft = (
+                _shuffled(*pair, sizes) for pair in ((stream, heard), (assignment.graft, assignment.echo_graft))
+            )
         bodies, gates = [], []
-        for b, own in zip(plan.buckets, streams.split([sum(size) for size in sizes]), strict=True):
+        for b, own in zip(assignment.buckets, streams.split([sum(size) for size in sizes]), strict=True):
             stack, flat = self.buckets[b.kind].stack, flats[b.kind]
             rows = torch.cat([flat, flat.detach()[b.echo_seeds]]) if b.num_echoes else flat
             params, template = stack.layout.unpack(rows), stack.template
@@ -166,7 +172,7 @@ class Network:
             bodies.append(run_rows(template.f, under("f.", params), own).to(own.dtype))
             gates.append(under("g.", params))
         gate = {name: torch.cat([params[name] for params in gates]) for name in gates[0]}
-        logits = run_rows(self.gates[plan.buckets[0].kind.slot], gate, streams)
+        logits = run_rows(self.gates[assignment.buckets[0].kind.slot], gate, streams)
         deltas = any_delta(graft, streams, torch.cat(bodies), logits)
         if heard is None:
             return deltas, None

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from esper.leyline.state import Split
-from esper.simic.play import Outcome, play
-from esper.tamiyo.policies import FixedPlan, Planned, draws
+from esper.simic.evaluation import Outcome, evaluate
+from esper.tamiyo.policies import FixedPlan, PlanStep, draws
 from esper.tolaria import EnvConfig, Fleet, FleetEnv, TrainConfig
 from toys import SPECS, toy_task
 
@@ -18,7 +18,7 @@ class Poison(FixedPlan):
     """Plants a seed in every host at its second decision, and ruins the weights of host 0 at its fourth."""
 
     def __init__(self, env: FleetEnv) -> None:
-        super().__init__([Planned(1, {"op": "GERMINATE", "slot": "s0", "blueprint": "mlp"})])
+        super().__init__([PlanStep(1, {"op": "GERMINATE", "slot": "s0", "blueprint": "mlp"})])
         self.env, self.told, self.steps = env, [], []
 
     def decide(self, view, fresh, uniform):
@@ -33,7 +33,7 @@ def played(test: Split | None = None) -> tuple[FleetEnv, Poison, Outcome]:
     fleet = Fleet(SPECS["mlp"], toy_task("mlp", 64, 32), range(3), TrainConfig(batch_size=32))
     env = FleetEnv(fleet, EnvConfig(episode=6, penalty=PENALTY), test)
     policy = Poison(env)
-    found = play(env, policy, RENT, rng_seed=5, budget=7.0, witness=lambda action, step: policy.steps.append(step))
+    found = evaluate(env, policy, RENT, rng_seed=5, budget=7.0, on_step=lambda action, step: policy.steps.append(step))
     return env, policy, found
 
 

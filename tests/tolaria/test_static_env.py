@@ -1,11 +1,11 @@
-"""Grown topologies, trained from scratch."""
+"""StaticEnv topologies, trained from scratch."""
 
 import torch
 
 from esper.leyline.actions import Graft
 from esper.leyline.lifecycle import Stage
 from esper.tolaria import EnvConfig
-from esper.tolaria.grown import Grown
+from esper.tolaria.static_env import StaticEnv
 from sown import Sown, small_fleet, state_of
 
 WAIT = torch.zeros(3, 8, dtype=torch.long)
@@ -19,7 +19,7 @@ def test_hosts_begin_with_the_seeds_that_were_heard():
     fleet = small_fleet(3)
     heard = {(0, 0): Sown("low_rank", 0.5, 0.7, births=3), (2, 1): Sown("low_rank", 1.0, graft=Graft.GATE)}
     silent = {(0, 1): Sown("mlp"), (2, 0): Sown("mlp", births=2)}
-    grown = Grown(fleet, state_of(fleet, heard | silent), EnvConfig(episode=9))
+    grown = StaticEnv(fleet, state_of(fleet, heard | silent), EnvConfig(episode=9))
     first = grown.reset().slots
     step = grown.step(WAIT)
     low_rank = fleet.space.blueprints.index("low_rank")

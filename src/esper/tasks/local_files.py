@@ -198,7 +198,7 @@ def _pixels(path: Path) -> np.ndarray:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
-        raise FileError("reading pictures needs the package pillow: pip install 'esper[data]'") from None
+        raise FileError("reading pictures needs the package pillow: pip install 'esper-nn[data]'") from None
     try:
         with Image.open(path) as picture:
             return np.asarray(picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB"))

@@ -11,7 +11,7 @@ from esper.tolaria.env import EnvConfig, FleetEnv, Good
 from esper.tolaria.fleet import Fleet
 
 
-class Grown(FleetEnv):
+class StaticEnv(FleetEnv):
     """Every host begins with the seeds of a topology, at the alpha they had there, for good. Whoever falls sick is
     replaced by a bare host."""
 

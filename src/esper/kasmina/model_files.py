@@ -8,8 +8,8 @@ from typing import Any
 from esper.kasmina.host import Host
 from esper.kasmina.slots import build_seed
 from esper.leyline.actions import Graft
-from esper.leyline.files import Tensors, fits, match, parsing, read, write
 from esper.leyline.rng import isolated
+from esper.leyline.tensor_files import Tensors, fits, match, parsing, read, write
 
 MODEL_FORMAT = "esper.model"
 

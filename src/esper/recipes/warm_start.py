@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esper.leyline.errors import EsperError
-from esper.leyline.files import match
+from esper.leyline.tensor_files import match
 from esper.recipes.config import Band, FleetConfig, Places, Recipe
 from esper.simic.cloning import CloneConfig, CloneReport, clone
-from esper.simic.rollout import Rollout, record_lives
+from esper.simic.rollout import Rollout, record_episodes
 from esper.simic.search import random_plans, tournament
 from esper.tamiyo import Controller
-from esper.tamiyo.files import SHIPPED, load_controller
-from esper.tamiyo.policies import Heuristic, Learned, Never, Policy
+from esper.tamiyo.controller_files import SHIPPED, load_controller
+from esper.tamiyo.policies import Heuristic, LearnedPolicy, Never, Policy
 from esper.tolaria import FleetEnv
 
 
@@ -38,13 +38,13 @@ def begin(recipe: Recipe, controller: Controller) -> Took:
     """Take over from the run that it goes on from, if there is one, and imitate the best on every fleet, if any plans
     are to be tried."""
     before = None
-    if recipe.start.run:
+    if recipe.warm_start.run:
         if not recipe.known:
-            raise EsperError(f"known must say what {recipe.start.run} has learned from")
-        before = load_controller(folder_of(recipe.start.run)).to(recipe.engine.place())
-        match(recipe.start.run, controller.state_dict(), before.state_dict())
+            raise EsperError(f"known must say what {recipe.warm_start.run} has learned from")
+        before = load_controller(folder_of(recipe.warm_start.run)).to(recipe.engine.place())
+        match(recipe.warm_start.run, controller.state_dict(), before.state_dict())
         controller.adopt(before)
-    if not recipe.start.plans:
+    if not recipe.warm_start.plans:
         return Took(0, 0)
     shown = [show(recipe, fleet, controller, before) for fleet in recipe.fleets]
     imitate(recipe, controller, shown)
@@ -59,15 +59,15 @@ def folder_of(run: str) -> Path:
 def show(recipe: Recipe, fleet: FleetConfig, controller: Controller, before: Controller | None = None) -> Shown:
     """The best on a fleet's hosts, and their lives as the controller would see them. What the one `before` has learned
     it shows itself; elsewhere a tournament decides, in which it takes part."""
-    start, rent, rng_seed = recipe.start, recipe.learn.rent.end, recipe.learn.rng_seed
+    start, rent, rng_seed = recipe.warm_start, recipe.learn.rent.end, recipe.learn.rng_seed
     places, hosts = Places(fleet, recipe.engine), start.lives * start.best
-    best, lives = [Learned(before)] if before else [], 0
+    best, lives = [LearnedPolicy(before)] if before else [], 0
     if not before or not any(fleet.alike(known) for known in recipe.known):
         setting = places.env(hosts, 1, Band.SHOW).setting
         tried = [Never(), Heuristic(), *best, *random_plans(setting, start.plans, rng_seed)]
         best, lives = tournament(partial(_build, places), tried, rent, start.hosts, start.best)
     env = places.env(hosts if len(best) == 1 else start.lives, len(best), Band.SHOW)
-    episodes = record_lives(env, best, controller, rent, recipe.learn.reward, rng_seed)
+    episodes = record_episodes(env, best, controller, rent, recipe.learn.reward, rng_seed)
     lives += env.fleet.num_hosts
     return Shown(best, episodes, Took(lives, fleet.env.episode * lives))
 
@@ -81,7 +81,7 @@ def imitate(recipe: Recipe, controller: Controller, shown: Sequence[Shown]) -> C
 def clone_config(recipe: Recipe) -> CloneConfig:
     """How the best are imitated: the critic expects returns as PPO will discount them."""
     gamma, rng_seed = recipe.learn.ppo.gamma, recipe.learn.rng_seed
-    return CloneConfig(epochs=recipe.start.epochs, gamma=gamma, rng_seed=rng_seed)
+    return CloneConfig(epochs=recipe.warm_start.epochs, gamma=gamma, rng_seed=rng_seed)
 
 
 def _build(places: Places, hosts: int, group: int, round: int) -> FleetEnv:

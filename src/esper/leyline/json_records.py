@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from esper.leyline.errors import EsperError
 
 
-def revive(kind: Any, plain: Any, where: str, null: float | None = None) -> Any:
+def from_json(kind: Any, plain: Any, where: str, null: float | None = None) -> Any:
     """A value of this type; errors name the place. `null` is what a number reads as that JSON could not write."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
@@ -28,11 +28,11 @@ def revive(kind: Any, plain: Any, where: str, null: float | None = None) -> Any:
         kinds = inner[:1] * len(plain) if inner[-1] is Ellipsis else inner
         if len(kinds) != len(plain):
             raise EsperError(f"{where} must have {len(kinds)} entries, not {len(plain)}")
-        return tuple(revive(k, x, f"{where}[{i}]", null) for i, (k, x) in enumerate(zip(kinds, plain, strict=True)))
+        return tuple(from_json(k, x, f"{where}[{i}]", null) for i, (k, x) in enumerate(zip(kinds, plain, strict=True)))
     if origin in (dict, Mapping):
         if not isinstance(plain, Mapping):
             raise EsperError(f"{where} must be an object, not {plain!r}")
-        return {name: revive(inner[1], value, f"{where}.{name}", null) for name, value in plain.items()}
+        return {name: from_json(inner[1], value, f"{where}.{name}", null) for name, value in plain.items()}
     if kind is float:
         return _number(plain, where, null)
     if kind in (int, str, bool) and (not isinstance(plain, kind) or (kind is int and isinstance(plain, bool))):
@@ -46,7 +46,7 @@ def _any_of(kinds: tuple[Any, ...], plain: Any, where: str, null: float | None) 
         return None
     kinds = tuple(k for k in kinds if k is not type(None))
     if len(kinds) == 1:
-        return revive(kinds[0], plain, where, null)
+        return from_json(kinds[0], plain, where, null)
     if type(plain) not in kinds:
         raise EsperError(f"{where} must be of type {' or '.join(k.__name__ for k in kinds)}, not {plain!r}")
     return plain
@@ -54,13 +54,14 @@ def _any_of(kinds: tuple[Any, ...], plain: Any, where: str, null: float | None) 
 
 def _fields(kind: type, plain: Mapping[str, Any], where: str, null: float | None) -> dict[str, Any]:
     hints = get_type_hints(kind)
+    plain = {getattr(kind, "RENAMED", {}).get(name, name): value for name, value in plain.items()}
     unknown = sorted(plain.keys() - {f.name for f in fields(kind)})
     if unknown:
         raise EsperError(f"{where} has an unknown field {unknown[0]!r}")
     needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
     if not needed <= plain.keys():
         raise EsperError(f"{where} lacks the field {min(needed - plain.keys())!r}")
-    return {name: revive(hints[name], value, f"{where}.{name}", null) for name, value in plain.items()}
+    return {name: from_json(hints[name], value, f"{where}.{name}", null) for name, value in plain.items()}
 
 
 def _number(plain: Any, where: str, null: float | None) -> float:
@@ -76,10 +77,10 @@ def _number(plain: Any, where: str, null: float | None) -> float:
     raise EsperError(f"{where} must be a number, not {plain!r}")
 
 
-def finite(x: Any) -> Any:
+def jsonable(x: Any) -> Any:
     """For JSON, which knows neither NaN nor infinity: they become null."""
     if isinstance(x, dict):
-        return {name: finite(value) for name, value in x.items()}
+        return {name: jsonable(value) for name, value in x.items()}
     if isinstance(x, list | tuple):
-        return [finite(value) for value in x]
+        return [jsonable(value) for value in x]
     return None if isinstance(x, float) and not math.isfinite(x) else x

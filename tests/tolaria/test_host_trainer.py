@@ -9,7 +9,7 @@ from esper.leyline.actions import Graft
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import Purpose, key, permutation
 from esper.leyline.specs import HostSpec
-from esper.tolaria import Reference, TrainConfig
+from esper.tolaria import HostTrainer, TrainConfig
 from esper.tolaria.surgery import add_group, make_optimizer, remove_group
 from toys import SPECS, germinate, same_bits, toy_task, toy_trainer
 
@@ -136,13 +136,13 @@ def test_nothing_is_planted_in_a_sick_host():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Reference(SPECS["mlp"], toy_task("cnn1d")), "the host takes"),
-        (lambda: Reference(SPECS["mlp"], toy_task("mlp", 16)), r"batch_size \(64\) exceeds the 16 training"),
+        (lambda: HostTrainer(SPECS["mlp"], toy_task("cnn1d")), "the host takes"),
+        (lambda: HostTrainer(SPECS["mlp"], toy_task("mlp", 16)), r"batch_size \(64\) exceeds the 16 training"),
         (lambda: TrainConfig(lr=0), "lr must be positive"),
         (lambda: TrainConfig(clip=-1), "clip must be positive"),
         (lambda: TrainConfig(betas=(0.9, 1.0)), "betas must be two numbers"),
         (lambda: toy_trainer("mlp").act((0, 0)), "an action has 8 choices"),
-        (lambda: Reference(SPECS["mlp"], toy_task("mlp", 64, 0)), "no validation data"),
+        (lambda: HostTrainer(SPECS["mlp"], toy_task("mlp", 64, 0)), "no validation data"),
         (lambda: TrainConfig(weight_decay=-1), "weight_decay must not be negative"),
     ],
 )
@@ -154,7 +154,7 @@ def test_impossible_settings_name_the_field(call, message):
 def test_a_seed_that_cannot_be_built_changes_nothing():
     """It passes the probe, where streams are even, and fails on this host's odd one."""
     odd = HostSpec("mlp", (6,), 3, (7, 7))
-    trainer = Reference(odd, toy_task("mlp"), TrainConfig(batch_size=32))
+    trainer = HostTrainer(odd, toy_task("mlp"), TrainConfig(batch_size=32))
     register_blueprint(
         "pairs",
         lambda slot: (
@@ -165,7 +165,7 @@ def test_a_seed_that_cannot_be_built_changes_nothing():
         "vector",
     )
     try:
-        trainer = Reference(odd, toy_task("mlp"), TrainConfig(batch_size=32))
+        trainer = HostTrainer(odd, toy_task("mlp"), TrainConfig(batch_size=32))
         before = trainer.state
         with pytest.raises(EsperError, match="blueprint 'pairs' in slot 's0' of shape"):
             trainer.decide(germinate(trainer, "pairs"))
@@ -176,7 +176,7 @@ def test_a_seed_that_cannot_be_built_changes_nothing():
 
 
 def test_the_precision_is_the_hosts():
-    trainer = Reference(SPECS["mlp"], toy_task("mlp"), TrainConfig(batch_size=32), dtype=torch.float64)
+    trainer = HostTrainer(SPECS["mlp"], toy_task("mlp"), TrainConfig(batch_size=32), dtype=torch.float64)
     trainer.decide(germinate(trainer, "mlp"))
     assert {p.dtype for p in trainer.host.parameters()} == {torch.float64}
 
@@ -204,11 +204,11 @@ def test_growth_pays_on_spirals():
     gains = []
     for rng_seed in range(5):
         scores = []
-        for plan in ({}, {0: {"slot": "s0", "blueprint": "mlp"}}):
-            trainer = Reference(weak_host("mlp", (2,), 3), task, rng_seed=rng_seed)
+        for assignment in ({}, {0: {"slot": "s0", "blueprint": "mlp"}}):
+            trainer = HostTrainer(weak_host("mlp", (2,), 3), task, rng_seed=rng_seed)
             for epoch in range(15):
-                op = "GERMINATE" if epoch in plan else "WAIT"
-                report = trainer.decide(trainer.space.action(op, **plan.get(epoch, {})))
+                op = "GERMINATE" if epoch in assignment else "WAIT"
+                report = trainer.decide(trainer.space.action(op, **assignment.get(epoch, {})))
             scores.append(report.score)
         gains.append(scores[1] - scores[0])
     assert min(gains) > 0.02

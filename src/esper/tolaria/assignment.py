@@ -1,6 +1,7 @@
 """Who runs where during one epoch: the seeds of each slot, by kind, and the rows that run beside the hosts.
 
-A plan is made on the CPU between two decisions. Counts are padded, so that one captured program serves many plans.
+An assignment is made on the CPU between two decisions. Counts are padded, so that one
+captured program serves many assignments.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -33,7 +34,7 @@ class Rows(NamedTuple):
     real: Bool[Tensor, " M"]
 
 
-class BucketPlan(NamedTuple):
+class BucketAssignment(NamedTuple):
     """The seeds of one kind in this epoch."""
 
     kind: Kind
@@ -45,10 +46,10 @@ class BucketPlan(NamedTuple):
     """The seeds that are heard by rows beside the hosts, too."""
 
 
-class SlotPlan(NamedTuple):
+class SlotAssignment(NamedTuple):
     """All seeds of one slot in this epoch, bucket after bucket."""
 
-    buckets: tuple[BucketPlan, ...]
+    buckets: tuple[BucketAssignment, ...]
     hosts: Int[Tensor, " R"]
     """The host of each seed; free rows point at host 0."""
     graft: Int[Tensor, " R"]
@@ -63,10 +64,10 @@ class SlotPlan(NamedTuple):
     echo_alpha: Float[Tensor, " E"]
 
 
-class Plan(NamedTuple):
+class Assignment(NamedTuple):
     """One epoch's seeds, slot by slot, and the rows beside the hosts in the order in which they start."""
 
-    slots: tuple[SlotPlan, ...]
+    slots: tuple[SlotAssignment, ...]
     beside: Rows
     """The host of each row beside."""
     beside_slot: Int[Tensor, " M"]
@@ -75,15 +76,15 @@ class Plan(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A plan as it travels to a device: all numbers of one type in one piece."""
+    """An assignment as it travels to a device: all numbers of one type in one piece."""
 
     pieces: tuple[Tensor, ...]
-    layout: "PlanLayout"
+    layout: "AssignmentLayout"
 
 
 @dataclass(frozen=True)
-class PlanLayout:
-    """How to find the parts of a plan again. Equal ones can run the same program."""
+class AssignmentLayout:
+    """How to find the parts of an assignment again. Equal ones can run the same program."""
 
     spec: TreeSpec = field(compare=False, repr=False)
     num_buckets: tuple[int, ...]
@@ -141,10 +142,10 @@ def power_of_two(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-def make_plan(buckets: Mapping[Kind, Seeds], num_slots: int, measuring: bool, padding: Padding) -> Plan:
+def assign(buckets: Mapping[Kind, Seeds], num_slots: int, measuring: bool, padding: Padding) -> Assignment:
     """In training a row starts beside the host for each silent seed; in measuring, for every seed."""
     beside, beside_slot, beside_speaks = np.zeros((0, 2), np.int64), np.zeros(0, np.int64), np.zeros(0, bool)
-    plans = []
+    assignments = []
     for s in range(num_slots):
         here = {kind: seeds for kind, seeds in buckets.items() if kind.slot == s}
         hosts, graft, alpha, target, silent = (_joined([seeds[i] for seeds in here.values()]) for i in range(5))
@@ -154,8 +155,8 @@ def make_plan(buckets: Mapping[Kind, Seeds], num_slots: int, measuring: bool, pa
         what = "counterfactuals" if measuring else "incubators"
         spawns, started = _padded(starting, padding((s, what), len(starting), SHARES[what]) if here else 0)
         plan_of_bucket, echoes = _echoes(here, beside, measuring, padding)
-        plans.append(
-            SlotPlan(
+        assignments.append(
+            SlotAssignment(
                 plan_of_bucket,
                 *(_tensor(x) for x in (np.where(living, hosts, 0), graft, alpha, target, loud)),
                 spawns=Rows(_tensor(spawns), _tensor(started)),
@@ -169,14 +170,14 @@ def make_plan(buckets: Mapping[Kind, Seeds], num_slots: int, measuring: bool, pa
         beside_slot = np.concatenate([beside_slot, np.full(len(spawns), s)])
         beside_speaks = np.concatenate([beside_speaks, loud[spawns] & started if here else started])
     rows = Rows(_tensor(beside[:, 0]), _tensor(beside[:, 1] > 0))
-    return Plan(tuple(plans), rows, _tensor(beside_slot), _tensor(beside_speaks))
+    return Assignment(tuple(assignments), rows, _tensor(beside_slot), _tensor(beside_speaks))
 
 
 def _echoes(
     here: Mapping[Kind, Seeds], beside: np.ndarray, measuring: bool, padding: Padding
-) -> tuple[tuple[BucketPlan, ...], np.ndarray]:
+) -> tuple[tuple[BucketAssignment, ...], np.ndarray]:
     """The buckets of a slot, and who beside hears them: (row, whether real, the seed among all of the slot)."""
-    plans, rows, before = [], [np.zeros((0, 3), np.int64)], 0
+    assignments, rows, before = [], [np.zeros((0, 3), np.int64)], 0
     for kind, seeds in here.items():
         loud = (seeds.hosts >= 0) & (seeds.alpha > 0)
         seed_of = np.full(max(seeds.hosts.max(initial=0), beside[:, 0].max(initial=0)) + 1, -1)
@@ -187,10 +188,10 @@ def _echoes(
         echoes, real = _padded(hearing, room)
         heard = np.where(real, seed_of[beside[echoes, 0]], 0) if room else echoes
         learns = _tensor(loud | seeds.silent)
-        plans.append(BucketPlan(kind, len(loud), room, learns, _tensor(seeds.lr), _tensor(heard)))
+        assignments.append(BucketAssignment(kind, len(loud), room, learns, _tensor(seeds.lr), _tensor(heard)))
         rows.append(np.stack([echoes, real, before + heard], 1))
         before += len(loud)
-    return tuple(plans), np.concatenate(rows)
+    return tuple(assignments), np.concatenate(rows)
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:
@@ -213,9 +214,9 @@ def upload(array: np.ndarray, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-def pack(plan: Plan, device: torch.device) -> Packed:
-    """Send a plan to a device in a few pieces, without waiting for what the device is doing."""
-    leaves, spec = tree_flatten(plan)
+def pack(assignment: Assignment, device: torch.device) -> Packed:
+    """Send an assignment to a device in a few pieces, without waiting for what the device is doing."""
+    leaves, spec = tree_flatten(assignment)
     by_type: dict[torch.dtype, list[Tensor]] = {}
     parts: list[Any] = []
     for leaf in leaves:
@@ -226,7 +227,7 @@ def pack(plan: Plan, device: torch.device) -> Packed:
         else:
             parts.append(leaf)
     pieces = tuple(_joined_on(device, dtype, tensors) for dtype, tensors in by_type.items())
-    return Packed(pieces, PlanLayout(spec, tuple(len(slot.buckets) for slot in plan.slots), tuple(parts)))
+    return Packed(pieces, AssignmentLayout(spec, tuple(len(slot.buckets) for slot in assignment.slots), tuple(parts)))
 
 
 def _joined_on(device: torch.device, dtype: torch.dtype, tensors: list[Tensor]) -> Tensor:
@@ -242,8 +243,8 @@ def _aligned(size: int) -> int:
     return -(-size // 16) * 16
 
 
-def unpack(packed: Packed) -> Plan:
-    """The plan again, as views of the pieces."""
+def unpack(packed: Packed) -> Assignment:
+    """The assignment again, as views of the pieces."""
     places = [0] * len(packed.pieces)
     leaves: list[Any] = []
     for part in packed.layout.parts:

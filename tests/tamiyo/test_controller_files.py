@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from esper.leyline.errors import FileError
-from esper.leyline.files import read, write
+from esper.leyline.tensor_files import read, write
 from esper.tamiyo import Controller, ControllerConfig
-from esper.tamiyo.files import CONTROLLER_FORMAT, READS, load_controller, save_controller
+from esper.tamiyo.controller_files import CONTROLLER_FORMAT, READS, load_controller, save_controller
 from small_views import act, seen
 
 CONFIGS = (

@@ -10,12 +10,12 @@ from torch import Tensor
 from esper.leyline.rng import Purpose, key, uniform
 from esper.leyline.state import Signals
 from esper.simic.rewards import objective
-from esper.tamiyo.features import View, no_history, remember
+from esper.tamiyo.features import View, empty_history, remember
 from esper.tamiyo.policies import Policy, draws
 from esper.tolaria import FleetEnv
 from esper.tolaria.env import Step
 
-Witness = Callable[[Int[Tensor, "N H"], Step], None]
+StepCallback = Callable[[Int[Tensor, "N H"], Step], None]
 """Sees every decision and what it led to."""
 
 
@@ -33,19 +33,19 @@ class Outcome(NamedTuple):
     sick: Float[Tensor, " N"]
 
 
-def play(
+def evaluate(
     env: FleetEnv,
     policy: Policy,
     rent: float,
     rng_seed: int = 0,
     budget: float = float("inf"),
-    witness: Witness = lambda actions, step: None,
+    on_step: StepCallback = lambda actions, step: None,
 ) -> Outcome:
     """Fresh hosts live through one episode. All lives must begin together: a staggered env would cut some short."""
     signals = env.reset()
     hosts, device = len(signals.age), signals.age.device
     fresh = torch.ones_like(signals.sibling)
-    history = remember(no_history(hosts, device), signals, fresh)
+    history = remember(empty_history(hosts, device), signals, fresh)
     rents, budgets = (torch.full((hosts,), x, device=device) for x in (rent, budget))
     policy.begin(env.setting, hosts, device)
     alive, found = fresh.clone(), Outcome(*(torch.zeros(len(Outcome._fields), hosts, device=device)))
@@ -55,7 +55,7 @@ def play(
             View(signals, history, env.setting, rents, budgets), fresh, uniform(keys, draws(env.setting))
         )
         step = env.step(action)
-        witness(action, step)
+        on_step(action, step)
         over = (step.terminated | step.truncated) & alive
         final = step.final if step.test is None else on_test(step, env)
         ended = Outcome(

@@ -31,7 +31,7 @@ class Evaluation(NamedTuple):
     score: float
 
 
-class Reference:
+class HostTrainer:
     """A host, its optimiser and the life of its slots. One `decide` is one decision and one epoch."""
 
     def __init__(

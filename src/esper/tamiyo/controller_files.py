@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import FIXED_CHOICES
-from esper.leyline.files import fits, match, parsing, read, write
+from esper.leyline.tensor_files import fits, match, parsing, read, write
 from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, column_names
 from esper.tamiyo.network import FAMILIES, Controller, ControllerConfig
 

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from esper.leyline.errors import EsperError
-from esper.leyline.plain import finite, revive
+from esper.leyline.json_records import from_json, jsonable
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ NEEDED = {name: value for name, value in asdict(WHOLE).items() if name not in ("
 
 
 def test_a_record_survives_json():
-    assert revive(Outer, json.loads(json.dumps(asdict(WHOLE))), "it") == WHOLE
+    assert from_json(Outer, json.loads(json.dumps(asdict(WHOLE))), "it") == WHOLE
 
 
 def test_defaults_may_be_left_out():
-    record = revive(Outer, NEEDED, "it")
+    record = from_json(Outer, NEEDED, "it")
     assert (record.limit, record.choice, record.facts) == (None, 1, {})
 
 
@@ -72,18 +72,18 @@ def test_defaults_may_be_left_out():
 )
 def test_what_does_not_fit_is_refused_by_its_place(change, message):
     with pytest.raises(EsperError, match=f"^{message}$"):
-        revive(Outer, NEEDED | change, "it")
+        from_json(Outer, NEEDED | change, "it")
 
 
 def test_a_missing_field_is_named():
     with pytest.raises(EsperError, match="it lacks the field 'mode'"):
-        revive(Outer, {name: value for name, value in NEEDED.items() if name != "mode"}, "it")
+        from_json(Outer, {name: value for name, value in NEEDED.items() if name != "mode"}, "it")
 
 
 def test_numbers_that_json_cannot_write_become_null_and_are_read_as_asked():
     record = {"a": [1.0, math.inf, (math.nan, 2)], "b": {"c": -math.inf}, "d": 3}
-    written = json.loads(json.dumps(finite(record), allow_nan=False))
+    written = json.loads(json.dumps(jsonable(record), allow_nan=False))
     assert written == {"a": [1.0, None, [None, 2]], "b": {"c": None}, "d": 3}
-    read = revive(tuple[float, ...], written["a"][:2], "it", null=math.nan)
+    read = from_json(tuple[float, ...], written["a"][:2], "it", null=math.nan)
     assert read[0] == 1.0
     assert math.isnan(read[1])

@@ -8,26 +8,26 @@ import torch
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.recipes import recipe
-from esper.recipes.config import Band, Places, StartConfig
-from esper.recipes.start import _build, begin, clone_config, show
-from esper.simic.play import play
-from esper.simic.rollout import record_lives
+from esper.recipes.config import Band, Places, WarmStartConfig
+from esper.recipes.warm_start import _build, begin, clone_config, show
+from esper.simic.evaluation import evaluate
+from esper.simic.rollout import record_episodes
 from esper.simic.search import compare, random_plans
 from esper.tamiyo import Controller, ControllerConfig
-from esper.tamiyo.files import save_controller
-from esper.tamiyo.policies import Heuristic, Learned, Never
+from esper.tamiyo.controller_files import save_controller
+from esper.tamiyo.policies import Heuristic, LearnedPolicy, Never
 
-START = StartConfig(plans=2, hosts=2, best=1, lives=8, epochs=60)
+START = WarmStartConfig(plans=2, hosts=2, best=1, lives=8, epochs=60)
 RATES = (0.5, 1.0)
 SMALL = ControllerConfig(hidden=32, slot_hidden=16)
 
 
-def started(rng_seed: int = 0, start: StartConfig = START):
+def started(rng_seed: int = 0, start: WarmStartConfig = START):
     plain = recipe("smoke")
     (fleet,) = plain.fleets
     fleets = (replace(fleet, options={"examples": 200}, rates=RATES, env=replace(fleet.env, episode=6)),)
     learn = replace(plain.learn, rng_seed=rng_seed)
-    asked = replace(plain, fleets=fleets, controller=SMALL, start=start, learn=learn)
+    asked = replace(plain, fleets=fleets, controller=SMALL, warm_start=start, learn=learn)
     controller = Controller(SMALL, rng_seed)
     return asked, controller, begin(asked, controller)
 
@@ -41,11 +41,11 @@ def test_the_best_is_imitated_on_other_hosts():
     means = [outcome.objective.mean() for outcome in compare(env, tried, asked.learn.rent.end)]
     best = tried[max(range(4), key=lambda i: means[i])]
     did = {}
-    for policy in (best, Learned(controller, greedy=True)):
+    for policy in (best, LearnedPolicy(controller, greedy=True)):
         actions = []
         fresh = fleet.build_group(asked.engine, 6, 1, Band.DEVELOPMENT)
-        play(
-            fresh, policy, asked.learn.rent.end, witness=lambda action, step, kept=actions: kept.append(action.clone())
+        evaluate(
+            fresh, policy, asked.learn.rent.end, on_step=lambda action, step, kept=actions: kept.append(action.clone())
         )
         did[policy.name] = torch.stack(actions)
     mine, theirs = did["learned"], did[best.name]
@@ -66,7 +66,7 @@ def test_plans_are_tried_and_imitated_on_hosts_apart():
     controller, before = Controller(SMALL, 1), Controller(SMALL, 2)
     shown = show(replace(asked, known=asked.fleets), fleet, controller, before)
     env = fleet.build_group(asked.engine, START.lives, 1, Band.SHOW)
-    alone = record_lives(env, [Learned(before)], controller, asked.learn.rent.end, asked.learn.reward, 0)
+    alone = record_episodes(env, [LearnedPolicy(before)], controller, asked.learn.rent.end, asked.learn.reward, 0)
     assert torch.equal(shown.episodes.reward, alone.reward)
     assert shown.took == (START.lives, 4 * START.lives)
 
@@ -76,7 +76,7 @@ def test_imitation_discounts_and_draws_as_the_learning_that_follows():
     learn = replace(
         plain.learn, ppo=replace(plain.learn.ppo, gamma=0.9), reward=replace(plain.learn.reward, gamma=0.9), rng_seed=7
     )
-    found = clone_config(replace(plain, learn=learn, start=START))
+    found = clone_config(replace(plain, learn=learn, warm_start=START))
     assert (found.gamma, found.rng_seed, found.epochs) == (0.9, 7, START.epochs)
 
 
@@ -93,7 +93,7 @@ def small(widths=(4, 4), **start):
     plain = recipe("smoke")
     (fleet,) = plain.fleets
     fleet = replace(fleet, options={"examples": 200}, widths=widths, env=replace(fleet.env, episode=4))
-    return replace(plain, fleets=(fleet,), controller=SMALL, start=replace(START, **start))
+    return replace(plain, fleets=(fleet,), controller=SMALL, warm_start=replace(START, **start))
 
 
 def test_who_goes_on_from_a_run_begins_with_its_weights(tmp_path):
@@ -117,7 +117,7 @@ def test_it_shows_itself_where_it_knows_its_way_and_is_tried_elsewhere(monkeypat
         tried.append([policy.name for policy in policies])
         return policies[:best], 7
 
-    monkeypatch.setattr("esper.recipes.start.tournament", first)
+    monkeypatch.setattr("esper.recipes.warm_start.tournament", first)
     controller, before = Controller(SMALL), Controller(SMALL)
     known, new = small(run="somewhere"), small(widths=(5, 5), run="somewhere")
     known = replace(known, known=new.fleets)
@@ -128,7 +128,7 @@ def test_it_shows_itself_where_it_knows_its_way_and_is_tried_elsewhere(monkeypat
     assert itself.took == (START.lives, 4 * START.lives), "nobody had to be tried"
     assert tried == [["never", "heuristic", "learned", "plan", "plan"]]
     assert other.took.decisions == 4 * (7 + START.lives)
-    assert [policy.name for policy in show(replace(known, start=START), there, controller).best] == ["never"]
+    assert [policy.name for policy in show(replace(known, warm_start=START), there, controller).best] == ["never"]
     assert tried[1] == ["never", "heuristic", "plan", "plan"], "whoever begins with random weights is not tried"
 
 
@@ -147,4 +147,4 @@ def test_what_was_learned_from_before_counts():
 @pytest.mark.parametrize("name", ["hosts", "best", "lives", "epochs"])
 def test_impossible_starts_are_refused(name):
     with pytest.raises(ValueError, match=f"{name} must be at least 1"):
-        StartConfig(**{name: 0})
+        WarmStartConfig(**{name: 0})

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from esper.kasmina.files import regrow, topology
 from esper.kasmina.hosts import build_host
 from esper.kasmina.lifecycle import problems
+from esper.kasmina.model_files import regrow, topology
 from esper.leyline.errors import FileError
-from esper.leyline.files import Tensors, fits, match, parsing, read, write
 from esper.leyline.state import SlotState, Vitals
-from esper.tolaria.reference import Reference
+from esper.leyline.tensor_files import Tensors, fits, match, parsing, read, write
+from esper.tolaria.host_trainer import HostTrainer
 from esper.tolaria.surgery import add_group, make_optimizer
 
 TRAINING_FORMAT = "esper.training"
 MOMENTS = {torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"), torch.optim.SGD: ("momentum_buffer",)}
 
 
-def save_training(path: str | Path, trainer: Reference) -> None:
+def save_training(path: str | Path, trainer: HostTrainer) -> None:
     """Write everything that the next decision depends on."""
     tensors = {f"host/{name}": tensor for name, tensor in trainer.host.state_dict().items()}
     tensors |= {f"state/{name}": tensor for name, tensor in trainer.state._asdict().items()}
@@ -32,7 +32,7 @@ def save_training(path: str | Path, trainer: Reference) -> None:
     write(path, TRAINING_FORMAT, tensors, description)
 
 
-def settings(trainer: Reference) -> dict[str, Any]:
+def settings(trainer: HostTrainer) -> dict[str, Any]:
     """What a trainer must have in common with the one that wrote a file."""
     return {
         "task": trainer.task.spec.name,
@@ -42,7 +42,7 @@ def settings(trainer: Reference) -> dict[str, Any]:
     }
 
 
-def load_training(path: str | Path, trainer: Reference) -> None:
+def load_training(path: str | Path, trainer: HostTrainer) -> None:
     """Make a trainer what the saved one was. A file that does not fit raises and changes nothing."""
     tensors, description = read(path, TRAINING_FORMAT)
     with parsing(path):

@@ -9,8 +9,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from esper.leyline.errors import FileError
-from esper.leyline.files import fits, flatten, match, read, unflatten, write
 from esper.leyline.state import Split
+from esper.leyline.tensor_files import fits, flatten, match, read, unflatten, write
 
 TENSORS = {
     "whole": torch.arange(6.0).view(2, 3),
