@@ -1,4 +1,4 @@
-"""Proximal policy optimisation written out: loops over hosts, lives, decisions and heads, as a textbook has it."""
+"""Reference implementation of PPO: plain loops over hosts, episodes, decisions and heads."""
 
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ from esper.tamiyo.network import HiddenState, Observation
 
 @dataclass
 class Numbers:
-    """What an update says of itself."""
+    """Numbers that an update reports."""
 
     grad_norm: float
     grad_norm_clipped: float
-    head_gradients: list[float]
+    head_grad_norms: list[float]
     samples: list[float]
     approx_kl: list[float]
     advantage_mean: float
@@ -27,20 +27,20 @@ class Numbers:
 
 
 def advantages(rollout: Rollout, rewards: Tensor, config: PPOConfig) -> Tensor:
-    """Generalised advantage estimation, from the last decision back."""
+    """Return generalized advantage estimates, computed backwards from the last decision."""
     length, hosts = rewards.shape
     found = torch.zeros(length, hosts)
     for n in range(hosts):
         following = 0.0
         for t in reversed(range(length)):
-            surprise = rewards[t, n] + config.gamma * rollout.after[t, n] - rollout.choice.value[t, n]
-            following = surprise + (0.0 if rollout.ended[t, n] else config.gamma * config.lam * following)
+            delta = rewards[t, n] + config.gamma * rollout.after[t, n] - rollout.choice.value[t, n]
+            following = delta + (0.0 if rollout.ended[t, n] else config.gamma * config.lam * following)
             found[t, n] = following
     return found
 
 
-def against_siblings(raw: Tensor, rollout: Rollout) -> Tensor:
-    """Minus the mean of the others that were born together."""
+def subtract_group_mean(raw: Tensor, rollout: Rollout) -> Tensor:
+    """Subtract the mean of the other comparable hosts of the group."""
     found = raw.clone()
     for t in range(len(raw)):
         for n in range(raw.shape[1]):
@@ -54,8 +54,8 @@ def against_siblings(raw: Tensor, rollout: Rollout) -> Tensor:
     return found
 
 
-def parts_of_lives(rollout: Rollout, recurrent: bool) -> list[tuple[int, int, int]]:
-    """Host, first decision and the one after the last, of each life's part in a rollout."""
+def sequence_bounds(rollout: Rollout, recurrent: bool) -> list[tuple[int, int, int]]:
+    """Return host, first decision and end of every sequence of a rollout."""
     length, hosts = rollout.reward.shape
     found = []
     for n in range(hosts):
@@ -65,7 +65,7 @@ def parts_of_lives(rollout: Rollout, recurrent: bool) -> list[tuple[int, int, in
 
 
 def judged(controller: Controller, rollout: Rollout, n: int, first: int, last: int):
-    """What a controller thinks of one part of a life, read from the memory with which it began."""
+    """Evaluate one sequence with the controller, from its initial hidden state."""
     at = slice(first, last), slice(n, n + 1)
     seen = Observation(Features(*(x[at] for x in rollout.seen.features)), *(x[at] for x in rollout.seen[1:]))
     goes_on = first == 0 and not rollout.start[0, n]
@@ -82,18 +82,18 @@ def update(
     generator: torch.Generator,
     entropy_coef: float,
 ) -> Numbers:
-    """One update of `controller`, in place."""
+    """Update `controller` in place."""
     raw = advantages(rollout, rewards, config)
     returns = raw + rollout.choice.value
-    compared = against_siblings(raw, rollout) if config.group_baseline else raw
-    advantage = (compared - compared.mean()) / compared.std(correction=0)
-    lives = parts_of_lives(rollout, controller.config.recurrent)
+    baselined = subtract_group_mean(raw, rollout) if config.group_baseline else raw
+    advantage = (baselined - baselined.mean()) / baselined.std(correction=0)
+    bounds = sequence_bounds(rollout, controller.config.recurrent)
     rows = []
     for _ in range(config.epochs):
-        for which in torch.randperm(len(lives), generator=generator).chunk(config.minibatches):
+        for index in torch.randperm(len(bounds), generator=generator).chunk(config.minibatches):
             policy, entropy, kl = ([torch.zeros(())] * len(Head) for _ in range(3))
             counts, value_loss, decisions = [0] * len(Head), torch.zeros(()), 0
-            for n, first, last in (lives[i] for i in which.tolist()):
+            for n, first, last in (bounds[i] for i in index.tolist()):
                 new = judged(controller, rollout, n, first, last)
                 for t in range(first, last):
                     value_loss = value_loss + 0.5 * (new.value[t - first, 0] - returns[t, n]) ** 2
@@ -101,9 +101,9 @@ def update(
                     for head in Op(int(rollout.choice.action[t, n, Head.OP])).heads:
                         log_ratio = new.log_probs[t - first, 0, head] - rollout.choice.log_probs[t, n, head]
                         ratio = log_ratio.exp()
-                        clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
-                        gain = torch.minimum(ratio * advantage[t, n], clipped * advantage[t, n])
-                        policy[head] = policy[head] - gain
+                        clipped_ratio = ratio.clamp(1 - config.clip, 1 + config.clip)
+                        surrogate = torch.minimum(ratio * advantage[t, n], clipped_ratio * advantage[t, n])
+                        policy[head] = policy[head] - surrogate
                         entropy[head] = entropy[head] + new.entropy[t - first, 0, head]
                         kl[head] = kl[head] + (ratio - 1 - log_ratio).detach()
                         counts[head] += 1
@@ -126,16 +126,16 @@ def update(
     return Numbers(
         grad_norm=sum(row[0] for row in rows) / steps,
         grad_norm_clipped=sum(min(row[0], config.max_grad_norm) for row in rows) / steps,
-        head_gradients=[sum(row[1][head] for row in rows) / steps for head in Head],
+        head_grad_norms=[sum(row[1][head] for row in rows) / steps for head in Head],
         samples=[count / config.epochs for count in samples],
         approx_kl=[float(sum(row[3][head] for row in rows)) / max(samples[head], 1) for head in Head],
-        advantage_mean=compared.mean().item(),
-        advantage_std=compared.std().item(),
+        advantage_mean=baselined.mean().item(),
+        advantage_std=baselined.std().item(),
     )
 
 
 def gradient_norms(controller: Controller) -> list[float]:
-    """Of the parameters that only one head has, head by head."""
+    """Return the gradient norm of each head's own parameters."""
     own = {Head.OP: "op.", Head.SLOT: "slot_score.", Head.BLUEPRINT: "blueprint_score."}
     found = []
     for head in Head:

@@ -84,15 +84,15 @@ def test_nobody_reaches_into_compiled_modules():
 
 WAITS = {
     "simic/rollout.py": {
-        "must_be_finite": "once, before something is learned from",
+        "require_finite": "once, before something is learned from",
         "__init__": "once for all lives",
         "_step": "only where time limits are external",
     },
-    "simic/advantages.py": {"against_siblings": "once an update"},
+    "simic/advantages.py": {"subtract_group_mean": "once an update"},
     "simic/ppo.py": {
-        "sequences": "once an update",
+        "sequence_indices": "once an update",
         "step": "once a minibatch, where there is a target_kl",
-        "_broken": "once an update",
+        "_non_finite": "once an update",
     },
     "tamiyo/heads.py": {"check": "never in a loop"},
     "tolaria/fleet.py": {"known": "once a decision", "plan": "only where seeds are switched over on request"},

@@ -10,7 +10,7 @@ from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.leyline.specs import HostSpec
 from esper.simic import CollectConfig, PPOConfig, RewardConfig
-from esper.simic.ppo import Lives, cut, losses, totals
+from esper.simic.ppo import Sequences, decision_counts, losses, to_sequences
 from esper.simic.rollout import Collector, collect
 from esper.tamiyo.policies import FixedPlan, PlanStep
 from esper.tolaria import EnvConfig, Fleet, FleetEnv, TrainConfig
@@ -19,32 +19,34 @@ from toys import toy_task
 
 
 @pytest.fixture(scope="module")
-def lives() -> tuple[Lives, object]:
+def sequences() -> tuple[Sequences, object]:
     """Four decisions at which everything was legal."""
     controller = controller_for()
     fleets = Collector([make_env("mlp", 2, episode=9)], controller, CollectConfig(horizon=2))
     fleets.begin(rent=0.0)
     rollout = collect(fleets, controller, 0.0, RewardConfig())
-    lives = cut(rollout, torch.ones(2, 2), torch.ones(2, 2), True, controller.blank(2, torch.device("cpu")))
-    everything = {name: torch.ones_like(getattr(lives.seen, name)) for name in ("legal", "affordable")}
-    return lives._replace(seen=lives.seen._replace(**everything)), controller
+    sequences = to_sequences(
+        rollout, torch.ones(2, 2), torch.ones(2, 2), True, controller.blank(2, torch.device("cpu"))
+    )
+    everything = {name: torch.ones_like(getattr(sequences.seen, name)) for name in ("legal", "affordable")}
+    return sequences._replace(seen=sequences.seen._replace(**everything)), controller
 
 
 @pytest.mark.parametrize("op", Op)
-def test_advantages_entropy_and_kl_reach_the_heads_that_the_table_lists(lives, op):
+def test_advantages_entropy_and_kl_reach_the_heads_that_the_table_lists(sequences, op):
     """Each choice is e^0.1 times as likely as it was when it was made, and each advantage 1."""
-    lives, controller = lives
-    action = torch.zeros_like(lives.old.action)
+    sequences, controller = sequences
+    action = torch.zeros_like(sequences.old.action)
     action[..., Head.OP] = op
     with torch.no_grad():
-        before = controller.judge(lives.seen, lives.memory, action).log_probs - 0.1
-        lives = lives._replace(old=lives.old._replace(action=action, log_probs=before))
-        found = losses(controller, lives, PPOConfig(clip=0.05), 0.01)
+        before = controller.judge(sequences.seen, sequences.memory, action).log_probs - 0.1
+        sequences = sequences._replace(old=sequences.old._replace(action=action, log_probs=before))
+        found = losses(controller, sequences, PPOConfig(clip=0.05), 0.01)
     listens = torch.tensor([head in op.heads for head in Head]).float()
-    torch.testing.assert_close(totals(lives).heads, 4 * listens)
+    torch.testing.assert_close(decision_counts(sequences).heads, 4 * listens)
     torch.testing.assert_close(found.policy, -1.05 * 4 * listens)
     torch.testing.assert_close(found.approx_kl, (math.exp(0.1) - 1.1) * 4 * listens, atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.clipped, 4 * listens)
+    torch.testing.assert_close(found.clip_fraction, 4 * listens)
     assert torch.equal(found.entropy > 0, listens.bool())
 
 
@@ -59,7 +61,7 @@ def test_features_rollout_and_policy_take_their_slots_from_the_host(slots):
     fleets.begin(rent=0.0)
     bare = fleets.observe().features.slots
     plant = torch.tensor([fleet.space.action("GERMINATE", slot=f"s{slots - 1}")] * 2)
-    fleets.lives = [fleets.lives[0]._replace(signals=env.step(plant).signals)]
+    fleets.states = [fleets.states[0]._replace(signals=env.step(plant).signals)]
     seen = fleets.observe()
     stage = (seen.features.slots != bare).any(2) & ~seen.legal[:, Op.GERMINATE]
     assert stage.tolist() == [[False] * (slots - 1) + [True]] * 2

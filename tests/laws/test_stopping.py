@@ -46,7 +46,7 @@ def test_a_stop_changes_no_number(recurrent, tmp_path):
         reports += told([whole.step()])
         if update == 0:
             assert any(env.fleet.buckets for env in whole.fleets.envs)
-            assert any((live.signals.age > 0).any() for live in whole.fleets.lives)
+            assert any((state.signals.age > 0).any() for state in whole.fleets.states)
     for stop in (1, 2, 3):
         resumed = begin(recurrent)
         load_training_run(tmp_path / f"{stop}", resumed)

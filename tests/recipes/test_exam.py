@@ -20,7 +20,7 @@ from esper.recipes.suite import HELD_OUT, SUITE, setting, settings
 from esper.recipes.suite import chosen as chosen_settings
 from esper.simic import RentSchedule
 from esper.simic.evaluation import Outcome, evaluate
-from esper.simic.exam import Arm, Sitting, sit
+from esper.simic.exam import Arm, ArmRun, run_arm
 from esper.simic.search import compare, random_plans
 from esper.tamiyo import Controller
 from esper.tamiyo.policies import (
@@ -115,10 +115,10 @@ def test_a_guest_with_a_name_that_is_taken_is_refused_before_anything_is_played(
 
 def test_whoever_sat_in_the_same_places_before_leaves_no_trace():
     both, tame = [RandomLegal(), Heuristic()], [Heuristic()]
-    after, alone = room(AT_ONE_RATE).arm(both, 1e-2).sittings[1], room(AT_ONE_RATE).arm(tame, 1e-2).sittings[0]
+    after, alone = room(AT_ONE_RATE).arm(both, 1e-2).runs[1], room(AT_ONE_RATE).arm(tame, 1e-2).runs[0]
     used = room(AT_ONE_RATE)
-    grown = used.static("static", Arm("both", used.arm(both, 1e-2).sittings, 4, 1e-2), list, 4).sittings[1]
-    afresh = room(AT_ONE_RATE).static("static", Arm("one", [alone], 4, 1e-2), list, 4).sittings[0]
+    grown = used.static("static", Arm("both", used.arm(both, 1e-2).runs, 4, 1e-2), list, 4).runs[1]
+    afresh = room(AT_ONE_RATE).static("static", Arm("one", [alone], 4, 1e-2), list, 4).runs[0]
     assert (alone.outcome.growth > 0).any()
     for mine, theirs in ((after, alone), (grown, afresh)):
         assert all(torch.equal(a, b) for a, b in zip(mine.outcome, theirs.outcome, strict=True))
@@ -185,7 +185,7 @@ def test_equal_operations_to_the_nearest_epoch():
     """Eight epochs of an arm's hosts cost 20 in the mean."""
     nothing = torch.zeros(2)
     outcome = Outcome(nothing, nothing, nothing, nothing, torch.tensor([10.0, 30.0]), nothing)
-    arm = Arm("never", [Sitting(outcome, [], [], room().example.fleet.state, 0.0)], 8, 0.01)
+    arm = Arm("never", [ArmRun(outcome, [], [], room().example.fleet.state, 0.0)], 8, 0.01)
     assert [_as_long(arm, cost) for cost in (20, 50, 51.2, 51.3, 0.1)] == [8, 20, 20, 21, 1]
 
 
@@ -200,7 +200,7 @@ def test_no_choice_is_made_on_hosts_that_count():
     ]
     assert one.tried(rules, 2, training=1) == by_hand
     grown = one.grown([Never(), Heuristic()], 1e-2)[1]
-    alone = sit(one.env(one.shared_by(2), 1, band, [1e-2]), Heuristic(), one.rent)
+    alone = run_arm(one.env(one.shared_by(2), 1, band, [1e-2]), Heuristic(), one.rent)
     assert (alone.topology.blueprint != NO_BLUEPRINT).any()
     assert all(torch.equal(a, b) for a, b in zip(grown, alone.topology, strict=True))
     ground = one.ground(3, 2, 1)
@@ -236,10 +236,10 @@ def test_a_topology_from_scratch_is_its_own_hosts():
     grow = [plan("s0", "norm"), Never(), plan("s1", "mlp")]
     ours = one.arm([SideBySide(grow), SideBySide(grow[::-1])], 1e-2)
     static = one.static("static", ours, list, 6)
-    growths = [sitting.outcome.growth.tolist() for sitting in ours.sittings]
+    growths = [sitting.outcome.growth.tolist() for sitting in ours.runs]
     assert len({*growths[0]}) == 3, "all three differ"
     assert growths[1] == growths[0][::-1]
-    assert [sitting.outcome.growth.tolist() for sitting in static.sittings] == growths
+    assert [sitting.outcome.growth.tolist() for sitting in static.runs] == growths
 
 
 def test_growth_is_replayed_on_other_hosts_for_every_training():

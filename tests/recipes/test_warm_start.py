@@ -117,7 +117,7 @@ def test_it_shows_itself_where_it_knows_its_way_and_is_tried_elsewhere(monkeypat
         tried.append([policy.name for policy in policies])
         return policies[:best], 7
 
-    monkeypatch.setattr("esper.recipes.warm_start.tournament", first)
+    monkeypatch.setattr("esper.recipes.warm_start.successive_halving", first)
     controller, before = Controller(SMALL), Controller(SMALL)
     known, new = small(run="somewhere"), small(widths=(5, 5), run="somewhere")
     known = replace(known, known=new.fleets)

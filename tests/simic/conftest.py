@@ -1,4 +1,4 @@
-"""Two small fleets that differ in everything, and what a controller does with both."""
+"""Two small, different fleets, and rollouts of one controller on both."""
 
 from functools import cache
 
@@ -13,7 +13,7 @@ from small_fleets import controller_for, make_env
 
 
 def two_fleets() -> list[FleetEnv]:
-    """Unequal numbers of hosts, blueprints and decisions; lives end at different times."""
+    """Fleets with different numbers of hosts, blueprints and decisions, and staggered episodes."""
     return [
         make_env("mlp", 4, episode=3, group=2, staggered=True, rng_seed=1),
         make_env("cnn1d", 3, episode=5, staggered=True, rng_seed=2),
@@ -21,23 +21,23 @@ def two_fleets() -> list[FleetEnv]:
 
 
 @cache
-def _played(recurrent: bool) -> tuple[Rollout, Rollout]:
+def _collected(recurrent: bool) -> tuple[Rollout, Rollout]:
     controller = controller_for(recurrent)
     fleets = Collector(two_fleets(), controller, CollectConfig(horizon=7), rng_seed=5)
     fleets.begin(rent=0.02)
     first, second = (collect(fleets, controller, 0.02, RewardConfig()) for _ in range(2))
-    assert not second.start[0].all(), "some lives go on"
-    assert second.start[1:].any(), "and some begin"
-    assert not second.ended[-1].all(), "and some are cut"
+    assert not second.start[0].all(), "some episodes continue"
+    assert second.start[1:].any(), "some begin"
+    assert not second.ended[-1].all(), "some are cut by the horizon"
     return first, second
 
 
 @pytest.fixture
 def rollouts():
-    """Two in a row, of seven hosts and seven decisions, and the controller that played them."""
+    """Two consecutive rollouts of seven hosts and seven decisions, and the controller that acted."""
 
     def copied(recurrent: bool = True) -> tuple[Rollout, Rollout, Controller]:
-        first, second = tree_map(lambda x: x.clone(), _played(recurrent))
+        first, second = tree_map(lambda x: x.clone(), _collected(recurrent))
         return first, second, controller_for(recurrent)
 
     return copied

@@ -1,35 +1,35 @@
-"""Advantages against hand-derived answers, brute force, and each other."""
+"""Advantages against hand-derived answers and brute force."""
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.simic.advantages import against_siblings, gae, standardized
+from esper.simic.advantages import gae, standardize, subtract_group_mean
 
 
 def test_gae_by_hand():
-    """gamma 0.5, lambda 0.5; a life that ends after the second decision, and the first of the next one."""
+    """gamma 0.5, lambda 0.5; an episode ends after the second decision, and the next one begins."""
     rewards = torch.tensor([[1.0], [2.0], [3.0]])
     values = torch.tensor([[10.0], [20.0], [30.0]])
-    after = torch.tensor([[20.0], [0.0], [40.0]])
+    next_values = torch.tensor([[20.0], [0.0], [40.0]])
     ended = torch.tensor([[False], [True], [False]])
-    # surprises: 1 + 10 - 10 = 1; 2 + 0 - 20 = -18; 3 + 20 - 30 = -7
+    # TD errors: 1 + 10 - 10 = 1; 2 + 0 - 20 = -18; 3 + 20 - 30 = -7
     expected = torch.tensor([[1 + 0.25 * -18.0], [-18.0], [-7.0]])
-    torch.testing.assert_close(gae(rewards, values, after, ended, 0.5, 0.5), expected)
+    torch.testing.assert_close(gae(rewards, values, next_values, ended, 0.5, 0.5), expected)
 
 
 @given(st.integers(1, 12), st.integers(1, 4), st.integers(0, 10_000))
-def test_gae_is_the_discounted_sum_of_surprises(length, hosts, rng_seed):
+def test_gae_is_the_discounted_sum_of_td_errors(length, hosts, rng_seed):
     generator = torch.Generator().manual_seed(rng_seed)
-    rewards, values, after = torch.randn(3, length, hosts, generator=generator, dtype=torch.float64)
+    rewards, values, next_values = torch.randn(3, length, hosts, generator=generator, dtype=torch.float64)
     ended = torch.rand(length, hosts, generator=generator) < 0.3
-    found = gae(rewards, values, after, ended, 0.9, 0.8)
-    surprise = rewards + 0.9 * after - values
+    found = gae(rewards, values, next_values, ended, 0.9, 0.8)
+    delta = rewards + 0.9 * next_values - values
     for n in range(hosts):
         for t in range(length):
             total, weight = 0.0, 1.0
             for u in range(t, length):
-                total += weight * surprise[u, n].item()
+                total += weight * delta[u, n].item()
                 if ended[u, n]:
                     break
                 weight *= 0.9 * 0.8
@@ -44,21 +44,21 @@ def test_hosts_do_not_mix():
 
 
 def test_truncation_death_and_a_cut_are_told_apart():
-    """Three hosts: one dies, one runs out of time with something still expected, one is cut mid-life."""
+    """Three hosts: one terminates, one is truncated and bootstrapped, one is cut by the horizon."""
     rewards, values = torch.ones(1, 3), torch.zeros(1, 3)
-    after = torch.tensor([[0.0, 5.0, 7.0]])
+    next_values = torch.tensor([[0.0, 5.0, 7.0]])
     ended = torch.tensor([[True, True, False]])
-    torch.testing.assert_close(gae(rewards, values, after, ended, 0.5, 1.0), torch.tensor([[1.0, 3.5, 4.5]]))
+    torch.testing.assert_close(gae(rewards, values, next_values, ended, 0.5, 1.0), torch.tensor([[1.0, 3.5, 4.5]]))
 
 
 def test_siblings_are_compared_with_each_other_and_with_no_one_else():
     advantages = torch.tensor([[1.0, 3.0, 8.0, 5.0, 7.0]])
     groups = torch.tensor([0, 0, 0, 1, 2])
     comparable = torch.tensor([[True, True, True, True, True]])
-    found = against_siblings(advantages, groups, comparable)
+    found = subtract_group_mean(advantages, groups, comparable)
     torch.testing.assert_close(found, torch.tensor([[1 - 5.5, 3 - 4.5, 8 - 2.0, 5.0, 7.0]]))
     comparable[0, 2] = False
-    found = against_siblings(advantages, groups, comparable)
+    found = subtract_group_mean(advantages, groups, comparable)
     torch.testing.assert_close(found, torch.tensor([[-2.0, 2.0, 8.0, 5.0, 7.0]]))
     assert found.data_ptr() != advantages.data_ptr()
 
@@ -66,8 +66,8 @@ def test_siblings_are_compared_with_each_other_and_with_no_one_else():
 def test_normalising_counts_only_what_is_valid_and_survives_constants():
     x = torch.tensor([[1.0, 3.0], [1e9, 5.0]])
     valid = torch.tensor([[True, True], [False, True]])
-    found = standardized(x, valid)
+    found = standardize(x, valid)
     assert found[1, 0] == 0
     assert abs(found[valid].mean()) < 1e-6
     assert abs(found[valid].std(correction=0) - 1) < 1e-5
-    assert not standardized(torch.full((3, 2), 7.0), torch.ones(3, 2, dtype=torch.bool)).any()
+    assert not standardize(torch.full((3, 2), 7.0), torch.ones(3, 2, dtype=torch.bool)).any()

@@ -7,7 +7,15 @@ from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.tensor_files import read, write
 from esper.simic import CollectConfig, RewardConfig
-from esper.simic.cloning import EPISODES_FORMAT, CloneConfig, _lives, clone, deviation, load_episodes, save_episodes
+from esper.simic.cloning import (
+    EPISODES_FORMAT,
+    CloneConfig,
+    _to_sequences,
+    clone,
+    load_episodes,
+    pooled_reward_std,
+    save_episodes,
+)
 from esper.simic.evaluation import evaluate
 from esper.simic.rollout import Collector, record
 from esper.tamiyo import Controller, ControllerConfig
@@ -46,9 +54,9 @@ def test_a_clone_expects_what_was_earned():
     """Each life's own rewards to its end, discounted, in units of their deviation."""
     rollout = recorded(hosts=24)
     assert rollout.ended[-1].all(), "whole lives"
-    lives = _lives(controller_for(), rollout, 0.9, torch.tensor(0.5))
+    sequences = _to_sequences(controller_for(), rollout, 0.9, torch.tensor(0.5))
     worth = sum(rollout.reward[t] * 0.9**t for t in range(12)) / 0.5
-    torch.testing.assert_close(lives.returns[0].sort().values, worth.sort().values)
+    torch.testing.assert_close(sequences.returns[0].sort().values, worth.sort().values)
     errors = {}
     for coefficient in (0.0, 0.5):
         controller = Controller(ControllerConfig(hidden=32, slot_hidden=16), rng_seed=1)
@@ -61,7 +69,7 @@ def test_rewards_of_all_fleets_have_one_unit():
     rollout = recorded(horizon=2, hosts=2)
     rewards = torch.tensor([[1.0, 3.0], [2.0, 2.0]]), torch.tensor([[-4.0, 8.0], [0.0, 6.0]])
     episodes = [rollout._replace(reward=reward) for reward in rewards]
-    assert deviation(episodes).item() == pytest.approx(torch.cat(rewards).std(correction=0).item())
+    assert pooled_reward_std(episodes).item() == pytest.approx(torch.cat(rewards).std(correction=0).item())
 
 
 def test_lives_that_are_held_out_are_only_looked_at():

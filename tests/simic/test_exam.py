@@ -12,8 +12,8 @@ from esper.leyline.errors import EsperError
 from esper.leyline.reports import Interval
 from esper.leyline.state import NO_BLUEPRINT, Split
 from esper.simic.evaluation import Outcome, evaluate, on_test
-from esper.simic.exam import Arm, Diary, Replay, Sitting, sit, verdicts
-from esper.simic.statistics import iqm_interval, p_value, unpaired
+from esper.simic.exam import Arm, ArmRun, EpisodeRecorder, Replay, compare_arms, run_arm
+from esper.simic.statistics import iqm_interval, p_value, unpaired_interval
 from esper.tamiyo.policies import FixedPlan, Heuristic, Never, PlanStep, RandomLegal, SideBySide
 from esper.tolaria import EnvConfig, Fleet, FleetEnv, TrainConfig
 from esper.tolaria.static_env import StaticEnv
@@ -34,8 +34,8 @@ def arm(name: str, j: list[float], **more: Any) -> Arm:
     given = torch.tensor(j)
     growth, flops, sick = (torch.tensor(x) for x in ([0.0, 1.0] * 3, [10.0, 30.0] * 3, [0.0, 0.0, 1.0] * 2))
     outcome = Outcome(given, 2 * given, torch.tensor([2.0, 0, 1, 100, 3, 0]), growth, flops, sick)
-    sitting = Sitting(outcome, [], [], toy_fleet().state, seconds=3.0)
-    return Arm(name, [sitting], **{"episode": 8, "lr": 0.01, **more})
+    run = ArmRun(outcome, [], [], toy_fleet().state, seconds=3.0)
+    return Arm(name, [run], **{"episode": 8, "lr": 0.01, **more})
 
 
 @cache
@@ -60,7 +60,7 @@ def test_verdicts_by_hand():
         arm("replay", LESS, paired=False),
         arm("right size", [10.0] * 6, paired=False),
     ]
-    report = verdicts(toy_fleet(), 0.02, arm("ours", OURS), others, data="validation")
+    report = compare_arms(toy_fleet(), 0.02, arm("ours", OURS), others, data="validation")
     own, never, oracle, same, replay, right = report.arms
     bare = toy_fleet().trunk.layout.num_parameters
     assert (report.policy, report.task, report.host, report.metric) == ("ours", "toy mlp", "mlp 8-8", "accuracy")
@@ -89,18 +89,21 @@ def test_verdicts_by_hand():
     assert [(a.episode, a.lr) for a in report.arms] == [(8, 0.01), (9, 0.02)] + [(8, 0.01)] * 4
     assert [(a.searched, a.plan) for a in (never, oracle)] == [(0, ""), (77, "0: GERMINATE s0")]
     ours, theirs = np.array(OURS), np.array(LESS)
-    assert (replay.difference, replay.score_difference) == (unpaired(ours, theirs), unpaired(2 * ours, 2 * theirs))
+    assert (replay.difference, replay.score_difference) == (
+        unpaired_interval(ours, theirs),
+        unpaired_interval(2 * ours, 2 * theirs),
+    )
     assert [a.paired for a in report.arms] == [True] * 4 + [False] * 2
-    alone = verdicts(toy_fleet(), 0.02, arm("ours", OURS), [arm("replay", LESS, paired=False)])
+    alone = compare_arms(toy_fleet(), 0.02, arm("ours", OURS), [arm("replay", LESS, paired=False)])
     assert alone.arms[1].p_value == p_value(ours, theirs, hosts_are_paired=False) > 0.3
     assert (alone.of_oracle, alone.arms[0].regret) == (None, None), "with neither never, oracle nor right size"
 
 
 def test_several_trainings_count_as_one_arm():
     """Of 3.5 and 5.5 in the mean; the first one's time, as whoever comes later finds everything recorded."""
-    (one,), (two,) = (arm("ours", j).sittings for j in (OURS, [j + 2 for j in OURS]))
-    ours = arm("ours", OURS)._replace(sittings=[one, two._replace(seconds=1.0)])
-    report = verdicts(toy_fleet(), 0.02, ours, [arm("never", LESS)])
+    (one,), (two,) = (arm("ours", j).runs for j in (OURS, [j + 2 for j in OURS]))
+    ours = arm("ours", OURS)._replace(runs=[one, two._replace(seconds=1.0)])
+    report = compare_arms(toy_fleet(), 0.02, ours, [arm("never", LESS)])
     assert (report.trainings, report.hosts) == (2, 6)
     assert (report.arms[0].j, report.arms[0].seconds, report.arms[1].difference) == (4.5, 3.0, Interval(2, 1, 3))
     assert report.arms[0].objectives == (*OURS, *(j + 2 for j in OURS))
@@ -108,7 +111,7 @@ def test_several_trainings_count_as_one_arm():
 
 def test_every_arm_needs_a_name_of_its_own():
     with pytest.raises(EsperError, match="2 arms are called 'never'"):
-        verdicts(toy_fleet(), 0.02, arm("ours", OURS), [arm("never", LESS), arm("never", MORE)])
+        compare_arms(toy_fleet(), 0.02, arm("ours", OURS), [arm("never", LESS), arm("never", MORE)])
 
 
 def test_nothing_but_the_score_depends_on_test_data():
@@ -117,7 +120,7 @@ def test_nothing_but_the_score_depends_on_test_data():
     right = Split(task.train.x[:20], task.train.y[:20])
     wrong = Split(right.x * -3 + 1, (right.y + 1) % 3)
     for policy in (Heuristic(), RandomLegal()):
-        one, other = (sit(exam_env(test), policy, 0.02, told=4) for test in (right, wrong))
+        one, other = (run_arm(exam_env(test), policy, 0.02, num_recorded=4) for test in (right, wrong))
         assert one.lives == other.lives
         assert all(torch.equal(a, b) for a, b in zip(one.actions, other.actions, strict=True))
         assert not torch.equal(one.outcome.score, other.outcome.score)
@@ -150,7 +153,7 @@ def play_until(env: FleetEnv, policy: FixedPlan, decisions: int) -> None:
 
 
 def test_lives_are_told_as_they_were():
-    one, other = (sit(exam_env(), policy, rent=0.02, told=2) for policy in (PLAN, Never()))
+    one, other = (run_arm(exam_env(), policy, rent=0.02, num_recorded=2) for policy in (PLAN, Never()))
     assert [(life.arm, life.host) for life in (*one.lives, *other.lives)] == [
         ("plan", 0),
         ("plan", 1),
@@ -183,20 +186,20 @@ def test_a_sick_host_that_is_judged_by_its_loss_is_no_better_than_guessing():
 
 def test_what_comes_after_a_sick_host_is_not_its_doing():
     env = exam_env(episode=4, num_hosts=2)
-    diary, steps = Diary(env, [0, 1]), []
+    recorder, steps = EpisodeRecorder(env, [0, 1]), []
     env.reset()
     env.fleet.trunk.flat[0] = torch.nan
     action = torch.tensor([env.setting.space.action("GERMINATE", blueprint="mlp")] * 2)
     for _ in range(2):
         steps.append(env.step(action))
-        diary.note(action, steps[-1])
-    assert torch.equal(diary.actions[0], action)
-    assert not diary.actions[1][0].any()
-    assert torch.equal(diary.actions[1][1], action[1])
+        recorder.record(action, steps[-1])
+    assert torch.equal(recorder.actions[0], action)
+    assert not recorder.actions[1][0].any()
+    assert torch.equal(recorder.actions[1][1], action[1])
     assert (steps[1].final.slots.blueprint[:, 0] != NO_BLUEPRINT).all(), "something grows in its place"
-    assert diary.final.blueprint[0].tolist() == [NO_BLUEPRINT, NO_BLUEPRINT]
-    assert torch.equal(diary.final.blueprint[1], steps[1].final.slots.blueprint[1])
-    sick, healthy = diary.lives()
+    assert recorder.final.blueprint[0].tolist() == [NO_BLUEPRINT, NO_BLUEPRINT]
+    assert torch.equal(recorder.final.blueprint[1], steps[1].final.slots.blueprint[1])
+    sick, healthy = recorder.episodes()
     assert [len(sick), len(healthy)] == [1, 2], "a life is told as long as it lasts"
     told, now = healthy[1], steps[1].final
     for name, field in {"train_loss": "train_loss", "validation_loss": "loss", "metric": "metric"}.items():
@@ -210,27 +213,27 @@ def test_what_comes_after_a_sick_host_is_not_its_doing():
 
 def test_nobody_asks_what_the_seeds_of_a_grown_host_are_worth():
     env = exam_env()
-    grown = StaticEnv(env.fleet, sit(exam_env(), PLAN, rent=0.02).topology, env.config, env.test)
+    grown = StaticEnv(env.fleet, run_arm(exam_env(), PLAN, rent=0.02).topology, env.config, env.test)
     grown.reset()
     assert (grown.flops() < env.fleet.flops()).all()
 
 
 def test_what_was_done_can_be_done_again():
-    sitting = sit(exam_env(), RandomLegal(), rent=0.02)
-    again = evaluate(exam_env(), Replay(sitting.actions), 0.02)
-    assert all(torch.equal(a, b) for a, b in zip(again, sitting.outcome, strict=True))
+    run = run_arm(exam_env(), RandomLegal(), rent=0.02)
+    again = evaluate(exam_env(), Replay(run.actions), 0.02)
+    assert all(torch.equal(a, b) for a, b in zip(again, run.outcome, strict=True))
 
 
 def test_a_host_does_not_depend_on_what_is_done_to_others():
     """So arms that act alike on a host are paired to the bit, whatever else they do."""
     both = evaluate(exam_env(), SideBySide([PLAN, Never()]), 0.02)
     for i, policy in enumerate((PLAN, Never())):
-        alone = sit(exam_env(), policy, 0.02).outcome
+        alone = run_arm(exam_env(), policy, 0.02).outcome
         assert torch.equal(both.objective[i::2], alone.objective[i::2])
 
 
 def test_a_grown_host_can_be_trained_from_scratch():
-    grown, never = (sit(exam_env(), policy, rent=0.02) for policy in (PLAN, Never()))
+    grown, never = (run_arm(exam_env(), policy, rent=0.02) for policy in (PLAN, Never()))
     topology = grown.topology
     assert (topology.blueprint[:, 0] != NO_BLUEPRINT).all()
     env = exam_env()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import key, uniform
-from esper.simic.offline import Critic, OfflineConfig, follow, learn_offline, losses, recorded
+from esper.simic.offline import Critic, OfflineConfig, learn_offline, losses, polyak_update, to_offline_data
 from esper.simic.rollout import Rollout
 from esper.tamiyo import Controller, ControllerConfig, Features
 from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, width
@@ -195,31 +195,31 @@ def test_losses_are_those_of_each_decision_by_itself(played):
     config = OfflineConfig(expectile=0.8, beta=2.0, largest_weight=0.75, gamma=0.9)
     rows = []
     for seen, action, reward, ended in pieces(played):
-        (value, q), (_, believed) = critic(seen, action), target(seen, action)
+        (value, q), (_, q_target) = critic(seen, action), target(seen, action)
         log_probs = controller.judge(seen, controller.blank(1, reward.device), action).log_probs
         for t in range(len(reward)):
             if t + 1 == len(reward) and not ended[t]:
                 continue
-            goal = reward[t] if ended[t] else reward[t] + 0.9 * value[t + 1, 0]
-            above = min(believed[:, t, 0]) - value[t, 0]
+            q_goal = reward[t] if ended[t] else reward[t] + 0.9 * value[t + 1, 0]
+            above = min(q_target[:, t, 0]) - value[t, 0]
             weight = (2.0 * above).exp().clamp(max=0.75)
             log_prob = sum(log_probs[t, 0, head] for head in Op(int(action[t, 0, Head.OP])).heads)
             v_loss = (0.8 if above > 0 else 0.2) * above**2
-            rows.append([v_loss, ((goal - q[:, t, 0]) ** 2).sum(), -weight * log_prob, above, weight])
+            rows.append([v_loss, ((q_goal - q[:, t, 0]) ** 2).sum(), -weight * log_prob, above, weight])
     assert {bool(row[-1] == 0.75) for row in rows} == {True, False}, "some weights would be larger"
-    found = losses(controller, critic, target, recorded(controller, played), config)
+    found = losses(controller, critic, target, to_offline_data(controller, played), config)
     torch.testing.assert_close(torch.stack(found), torch.tensor(rows).mean(0), rtol=1e-4, atol=1e-5)
 
 
 def test_each_loss_moves_only_what_it_is_about(played):
     controller, critic, target = networks()
-    found = losses(controller, critic, target, recorded(controller, played), OfflineConfig())
+    found = losses(controller, critic, target, to_offline_data(controller, played), OfflineConfig())
 
     def moved(loss: Tensor, net: nn.Module) -> bool:
         gradients = torch.autograd.grad(loss, list(net.parameters()), retain_graph=True, allow_unused=True)
         return any(g is not None and bool(g.any()) for g in gradients)
 
-    nets = (controller, critic.reader.value, critic.opinions, target)
+    nets = (controller, critic.encoder.value, critic.q_heads, target)
     assert [moved(found.value, net) for net in nets] == [False, True, False, False]
     assert [moved(found.q, net) for net in nets] == [False, False, True, False]
     assert [moved(found.policy, net) for net in nets] == [True, False, False, False]
@@ -229,7 +229,7 @@ def test_the_target_critic_follows_at_its_pace(played):
     """A share of its way at every step, from where the critic began."""
     critic = Critic(controller_for().config)
     target = deepcopy(critic)
-    follow(target, later := Critic(controller_for().config, rng_seed=1), 0.25)
+    polyak_update(target, later := Critic(controller_for().config, rng_seed=1), 0.25)
     for old, first, new in zip(target.parameters(), critic.parameters(), later.parameters(), strict=True):
         torch.testing.assert_close(old, 0.75 * first + 0.25 * new)
     losses = [
@@ -243,20 +243,20 @@ def networks() -> tuple[Controller, Critic, Critic]:
     """A controller, a critic and a target. Their opinions are made large, above some values and below others."""
     controller = controller_for()
     critics = [Critic(controller.config, rng_seed) for rng_seed in (0, 1)]
-    for opinion in (*critics[0].opinions, *critics[1].opinions):
-        opinion[-1].weight.data *= 100
-        opinion[-1].bias.data += 1.5
+    for head in (*critics[0].q_heads, *critics[1].q_heads):
+        head[-1].weight.data *= 100
+        head[-1].bias.data += 1.5
     return controller, *critics
 
 
 def test_poisoned_padding_changes_no_bit_of_any_gradient(played):
     controller, critic, target = networks()
-    clean = recorded(controller, played)
-    padding = ~clean.lives.valid
+    clean = to_offline_data(controller, played)
+    padding = ~clean.sequences.valid
     assert padding.any()
-    action = clean.lives.old.action.masked_fill(padding[..., None], 0)
+    action = clean.sequences.old.action.masked_fill(padding[..., None], 0)
     ill = clean._replace(
-        lives=clean.lives._replace(old=clean.lives.old._replace(action=action)),
+        sequences=clean.sequences._replace(old=clean.sequences.old._replace(action=action)),
         reward=clean.reward.masked_fill(padding, torch.nan),
         ended=clean.ended ^ padding,
     )

@@ -11,17 +11,17 @@ import torch
 import plain_ppo
 from esper.leyline.actions import Head, Op
 from esper.simic import CollectConfig, Learner, PPOConfig, RewardConfig
-from esper.simic.ppo import REVIEWED, Lives, cut, head_gradients, loss, losses, select, totals
+from esper.simic.ppo import REVIEWED, Sequences, decision_counts, head_grad_norms, loss, losses, select, to_sequences
 from esper.simic.rollout import Collector, collect
 from esper.tamiyo import Controller
 from small_fleets import controller_for, make_env
 
 
 @pytest.fixture
-def lives(rollouts) -> tuple[Lives, Controller]:
+def sequences(rollouts) -> tuple[Sequences, Controller]:
     _, rollout, controller = rollouts()
     advantage = torch.randn(rollout.reward.shape, generator=torch.Generator().manual_seed(0))
-    return cut(rollout, advantage, rollout.reward, True, controller.blank(7, torch.device("cpu"))), controller
+    return to_sequences(rollout, advantage, rollout.reward, True, controller.blank(7, torch.device("cpu"))), controller
 
 
 WEIGHTS = {
@@ -52,7 +52,7 @@ def test_an_update_is_plain_ppo(rollouts, recurrent, group_baseline):
         found = learner.update(rollout, rewards)
         assert expected.grad_norm > expected.grad_norm_clipped
         assert (found.epochs, found.steps, found.stopped) == (2, 6, None)
-        for name in ("grad_norm", "grad_norm_clipped", "head_gradients", "samples", "advantage_mean", "advantage_std"):
+        for name in ("grad_norm", "grad_norm_clipped", "head_grad_norms", "samples", "advantage_mean", "advantage_std"):
             assert getattr(found, name).tolist() == pytest.approx(getattr(expected, name), rel=1e-3, abs=1e-6), name
         assert found.losses.approx_kl.tolist() == pytest.approx(expected.approx_kl, rel=1e-2, abs=1e-6)
         for (name, ours), theirs in zip(controller.named_parameters(), twin.parameters(), strict=True):
@@ -60,36 +60,36 @@ def test_an_update_is_plain_ppo(rollouts, recurrent, group_baseline):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-5, msg=name)
 
 
-def test_losses_are_the_sums_of_every_decision_and_head(lives):
+def test_losses_are_the_sums_of_every_decision_and_head(sequences):
     """Decision by decision and head by head, with old probabilities that are far away."""
-    lives, controller = lives
+    sequences, controller = sequences
     generator = torch.Generator().manual_seed(1)
-    shape = lives.old.log_probs.shape
-    lives = lives._replace(
-        old=lives.old._replace(log_probs=lives.old.log_probs + torch.randn(shape, generator=generator))
+    shape = sequences.old.log_probs.shape
+    sequences = sequences._replace(
+        old=sequences.old._replace(log_probs=sequences.old.log_probs + torch.randn(shape, generator=generator))
     )
     config = PPOConfig(value_clip=0.05, epochs=1, entropy_floor=0.03)
     with torch.no_grad():
         new, found = (
-            controller.judge(lives.seen, lives.memory, lives.old.action),
-            losses(controller, lives, config, 0.02),
+            controller.judge(sequences.seen, sequences.memory, sequences.old.action),
+            losses(controller, sequences, config, 0.02),
         )
-    sums = {name: [0.0] * len(Head) for name in ("policy", "entropy", "bonus", "approx_kl", "clipped")}
+    sums = {name: [0.0] * len(Head) for name in ("policy", "entropy", "entropy_bonus", "approx_kl", "clip_fraction")}
     ratios: list[list[float]] = [[] for _ in Head]
     value = 0.0
-    for t, q in lives.valid.nonzero().tolist():
-        goal, old = lives.returns[t, q], lives.old.value[t, q]
+    for t, q in sequences.valid.nonzero().tolist():
+        goal, old = sequences.returns[t, q], sequences.old.value[t, q]
         near = old + (new.value[t, q] - old).clamp(-0.05, 0.05)
         value += 0.5 * max((new.value[t, q] - goal) ** 2, (near - goal) ** 2).item()
-        for head in Op(int(lives.old.action[t, q, Head.OP])).heads:
-            ratio = (new.log_probs[t, q, head] - lives.old.log_probs[t, q, head]).exp().item()
-            advantage = lives.advantage[t, q].item()
+        for head in Op(int(sequences.old.action[t, q, Head.OP])).heads:
+            ratio = (new.log_probs[t, q, head] - sequences.old.log_probs[t, q, head]).exp().item()
+            advantage = sequences.advantage[t, q].item()
             sums["policy"][head] -= min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage)
             sums["entropy"][head] += new.entropy[t, q, head].item()
             floor = 0.03 * min(1 / new.legal[t, q, head].item(), 3.0)
-            sums["bonus"][head] += max(floor, 0.02) * new.entropy[t, q, head].item()
+            sums["entropy_bonus"][head] += max(floor, 0.02) * new.entropy[t, q, head].item()
             sums["approx_kl"][head] += ratio - 1 - math.log(ratio)
-            sums["clipped"][head] += not 0.8 <= ratio <= 1.2
+            sums["clip_fraction"][head] += not 0.8 <= ratio <= 1.2
             ratios[head].append(ratio)
     for name, expected in sums.items():
         assert getattr(found, name).tolist() == pytest.approx(expected, rel=1e-3, abs=1e-4), name
@@ -130,7 +130,7 @@ def test_gradient_norms_are_those_of_each_head(head):
     first_row = {Head.STYLE: 0, Head.TEMPO: 4, Head.ALPHA_TARGET: 7, Head.ALPHA_SPEED: 10, Head.ALPHA_CURVE: 14}
     place = controller.get_parameter(own.get(head, "tail.2.weight")).grad
     place.view(-1)[place[0].numel() * first_row.get(head, 0)] = 3.0
-    assert head_gradients(controller).tolist() == [3.0 * (other is head) for other in Head]
+    assert head_grad_norms(controller).tolist() == [3.0 * (other is head) for other in Head]
 
 
 def test_every_parameter_is_in_one_group():
@@ -140,48 +140,49 @@ def test_every_parameter_is_in_one_group():
     assert set(members) == set(controller.parameters())
 
 
-def test_value_clipping_takes_the_worse_of_both(lives):
+def test_value_clipping_takes_the_worse_of_both(sequences):
     """Values that left the range around the old ones are judged at its edge, if that is worse."""
-    lives, controller = lives
-    value = controller.judge(lives.seen, lives.memory, lives.old.action).value.detach()
-    old = lives.old._replace(value=value - 3.0)
-    moved = lives._replace(old=old, returns=value)
+    sequences, controller = sequences
+    value = controller.judge(sequences.seen, sequences.memory, sequences.old.action).value.detach()
+    old = sequences.old._replace(value=value - 3.0)
+    moved = sequences._replace(old=old, returns=value)
     with pytest.warns(UserWarning, match="value_clip"):
         clipping = PPOConfig(value_clip=1.0)
     plain = losses(controller, moved, PPOConfig(), 0.01).value
     clipped = losses(controller, moved, clipping, 0.01).value
     assert plain.item() == pytest.approx(0.0, abs=1e-9)
-    assert clipped.item() == pytest.approx(0.5 * 4.0 * lives.valid.sum().item(), rel=1e-5)
+    assert clipped.item() == pytest.approx(0.5 * 4.0 * sequences.valid.sum().item(), rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("ratio", "advantage", "moves"), [(1.5, 1.0, False), (1.5, -1.0, True), (0.5, -1.0, False), (0.5, 1.0, True)]
 )
-def test_beyond_the_clip_range_nothing_more_is_gained(lives, ratio, advantage, moves):
+def test_beyond_the_clip_range_nothing_more_is_gained(sequences, ratio, advantage, moves):
     """Further in the direction that paid: no gradient. Back from where it did not: the full one."""
-    lives, controller = lives
-    new = controller.judge(lives.seen, lives.memory, lives.old.action).log_probs.detach()
-    shifted = lives.old._replace(log_probs=new - torch.tensor(ratio).log())
-    lives = lives._replace(old=shifted, advantage=torch.full_like(lives.advantage, advantage))
+    sequences, controller = sequences
+    new = controller.judge(sequences.seen, sequences.memory, sequences.old.action).log_probs.detach()
+    shifted = sequences.old._replace(log_probs=new - torch.tensor(ratio).log())
+    sequences = sequences._replace(old=shifted, advantage=torch.full_like(sequences.advantage, advantage))
     controller.zero_grad()
-    losses(controller, lives, PPOConfig(), 0.01).policy.sum().backward()
+    losses(controller, sequences, PPOConfig(), 0.01).policy.sum().backward()
     assert any(p.grad.any() for p in controller.op.parameters()) == moves
 
 
-def test_a_rare_head_gets_the_same_entropy_gradient_as_a_busy_one(lives):
+def test_a_rare_head_gets_the_same_entropy_gradient_as_a_busy_one(sequences):
     """The same germinations among few or many other decisions."""
-    lives, controller = lives
-    action = lives.old.action.clone()
+    sequences, controller = sequences
+    action = sequences.old.action.clone()
     action[..., Head.OP] = Op.WAIT
     action[0, :2, Head.OP] = Op.GERMINATE
     action[..., Head.SLOT] = 0
-    lives = lives._replace(old=lives.old._replace(action=action))
-    few = select(lives, torch.arange(2))
+    sequences = sequences._replace(old=sequences.old._replace(action=action))
+    few = select(sequences, torch.arange(2))
     found = []
-    for part in (few, lives):
+    for part in (few, sequences):
         controller.zero_grad()
         entropy = (
-            losses(controller, part, PPOConfig(), 0.01).entropy[Head.BLUEPRINT] / totals(part).heads[Head.BLUEPRINT]
+            losses(controller, part, PPOConfig(), 0.01).entropy[Head.BLUEPRINT]
+            / decision_counts(part).heads[Head.BLUEPRINT]
         )
         entropy.backward()
         found.append([p.grad.clone() for p in controller.blueprint_score.parameters()])
@@ -190,15 +191,16 @@ def test_a_rare_head_gets_the_same_entropy_gradient_as_a_busy_one(lives):
     assert any(g.any() for g in found[0])
 
 
-def test_adding_irrelevant_decisions_changes_no_heads_policy_loss(lives):
-    lives, controller = lives
-    action = lives.old.action.clone()
+def test_adding_irrelevant_decisions_changes_no_heads_policy_loss(sequences):
+    sequences, controller = sequences
+    action = sequences.old.action.clone()
     action[..., Head.OP] = Op.WAIT
     action[0, :2, Head.OP] = Op.GERMINATE
-    lives = lives._replace(old=lives.old._replace(action=action))
-    few = select(lives, torch.arange(2))
+    sequences = sequences._replace(old=sequences.old._replace(action=action))
+    few = select(sequences, torch.arange(2))
     means = [
-        losses(controller, part, PPOConfig(), 0.01).policy / totals(part).heads.clamp(min=1) for part in (few, lives)
+        losses(controller, part, PPOConfig(), 0.01).policy / decision_counts(part).heads.clamp(min=1)
+        for part in (few, sequences)
     ]
     torch.testing.assert_close(means[0][Head.BLUEPRINT], means[1][Head.BLUEPRINT])
     assert means[0][Head.ALPHA_SPEED] == 0
@@ -227,14 +229,14 @@ def test_a_learning_rate_that_falls_to_nothing_ends_learning(rollouts):
     assert moved[0] > moved[1] > moved[2] == 0
 
 
-def test_the_loss_is_policy_plus_value_minus_entropy(lives):
-    lives, controller = lives
-    found, over = losses(controller, lives, PPOConfig(), 0.3), totals(lives)
+def test_the_loss_is_policy_plus_value_minus_entropy(sequences):
+    sequences, controller = sequences
+    found, counts = losses(controller, sequences, PPOConfig(), 0.3), decision_counts(sequences)
     config = PPOConfig(value_coef=0.7)
-    policy = (found.policy / over.heads.clamp(min=1)).sum()
-    entropy = (found.entropy / over.heads.clamp(min=1)).mean()
-    value = found.value / over.decisions
-    torch.testing.assert_close(loss(found, over, config), policy + 0.7 * value - 0.3 * entropy)
+    policy = (found.policy / counts.heads.clamp(min=1)).sum()
+    entropy = (found.entropy / counts.heads.clamp(min=1)).mean()
+    value = found.value / counts.decisions
+    torch.testing.assert_close(loss(found, counts, config), policy + 0.7 * value - 0.3 * entropy)
 
 
 def test_what_follows_a_rollout_is_expected_from_where_it_led():
@@ -260,31 +262,33 @@ def test_the_reviewed_systems_defaults_are_a_preset():
 def test_the_entropy_floor_rises_as_choices_shrink_up_to_three_times(legal, coefficient):
     config = PPOConfig(entropy_floor=0.02)
     share = torch.full((2, 3, len(Head)), legal)
-    torch.testing.assert_close(config.floored(0.01, share), torch.full_like(share, coefficient))
-    torch.testing.assert_close(config.floored(1.0, share), torch.ones_like(share))
-    assert PPOConfig().floored(0.01, share) == 0.01
+    torch.testing.assert_close(config.floor_entropy_coef(0.01, share), torch.full_like(share, coefficient))
+    torch.testing.assert_close(config.floor_entropy_coef(1.0, share), torch.ones_like(share))
+    assert PPOConfig().floor_entropy_coef(0.01, share) == 0.01
 
 
-def test_one_legal_choice_has_no_entropy_to_raise(lives):
-    lives, controller = lives
-    legal = lives.seen.legal.clone()
+def test_one_legal_choice_has_no_entropy_to_raise(sequences):
+    sequences, controller = sequences
+    legal = sequences.seen.legal.clone()
     legal[..., Op.WAIT + 1 :, :] = False
-    waiting = lives.old.action.clone()
+    waiting = sequences.old.action.clone()
     waiting[..., Head.OP] = Op.WAIT
-    lives = lives._replace(seen=lives.seen._replace(legal=legal), old=lives.old._replace(action=waiting))
-    found = losses(controller, lives, PPOConfig(entropy_floor=0.5), 0.0)
-    assert found.bonus[Head.OP] == 0
+    sequences = sequences._replace(
+        seen=sequences.seen._replace(legal=legal), old=sequences.old._replace(action=waiting)
+    )
+    found = losses(controller, sequences, PPOConfig(entropy_floor=0.5), 0.0)
+    assert found.entropy_bonus[Head.OP] == 0
     controller.zero_grad()
-    found.bonus.sum().backward()
+    found.entropy_bonus.sum().backward()
     assert not any(p.grad.any() for p in controller.op.parameters())
 
 
-def test_a_floor_reaches_the_gradient(lives):
-    lives, controller = lives
+def test_a_floor_reaches_the_gradient(sequences):
+    sequences, controller = sequences
     gradients = []
     for config in (PPOConfig(), PPOConfig(entropy_floor=0.5)):
         controller.zero_grad()
-        losses(controller, lives, config, 0.0).bonus.sum().backward()
+        losses(controller, sequences, config, 0.0).entropy_bonus.sum().backward()
         gradients.append(sum(p.grad.abs().sum() for p in controller.op.parameters()).item())
     assert gradients[0] == 0 < gradients[1]
 

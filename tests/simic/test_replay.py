@@ -5,7 +5,7 @@ import torch
 
 from esper.leyline.actions import Head, Op
 from esper.simic import PPOConfig
-from esper.simic.ppo import Learner, cut, losses, sequences
+from esper.simic.ppo import Learner, losses, sequence_indices, to_sequences
 from esper.tamiyo.masks import relevant
 from small_fleets import controller_for
 
@@ -15,16 +15,18 @@ def test_replay_gives_back_what_was_stored_while_acting(rollouts, recurrent):
     """Two rollouts in a row, so that lives are cut mid-episode and go on in the second."""
     *both, controller = rollouts(recurrent)
     for rollout in both:
-        lives = cut(rollout, rollout.reward, rollout.reward, recurrent, controller.blank(7, torch.device("cpu")))
-        new = controller.judge(lives.seen, lives.memory, lives.old.action)
-        ratio = (new.log_probs - lives.old.log_probs).exp()
-        assert ((ratio - 1).abs().where(lives.valid[..., None], 0) <= 1e-5).all()
-        assert ((new.value - lives.old.value).abs().where(lives.valid, 0) <= 1e-6).all()
+        sequences = to_sequences(
+            rollout, rollout.reward, rollout.reward, recurrent, controller.blank(7, torch.device("cpu"))
+        )
+        new = controller.judge(sequences.seen, sequences.memory, sequences.old.action)
+        ratio = (new.log_probs - sequences.old.log_probs).exp()
+        assert ((ratio - 1).abs().where(sequences.valid[..., None], 0) <= 1e-5).all()
+        assert ((new.value - sequences.old.value).abs().where(sequences.valid, 0) <= 1e-6).all()
 
 
 def test_every_decision_is_in_exactly_one_sequence(rollouts):
     _, rollout, _ = rollouts()
-    t, n, valid = sequences(rollout, whole=True)
+    t, n, valid = sequence_indices(rollout, whole=True)
     seen = torch.zeros_like(rollout.ended, dtype=torch.long)
     seen.index_put_((t[valid], n[valid]), torch.ones(int(valid.sum()), dtype=torch.long), accumulate=True)
     assert (seen == 1).all()
@@ -56,7 +58,7 @@ def test_shuffles_are_the_learners_own():
 
 def test_a_policy_without_memory_learns_from_single_decisions(rollouts):
     _, rollout, _ = rollouts(recurrent=False)
-    t, n, valid = sequences(rollout, whole=False)
+    t, n, valid = sequence_indices(rollout, whole=False)
     assert valid.shape == (1, 49)
     assert valid.all()
     assert sorted(zip(t[0].tolist(), n[0].tolist(), strict=True)) == [(t, n) for t in range(7) for n in range(7)]
@@ -64,57 +66,57 @@ def test_a_policy_without_memory_learns_from_single_decisions(rollouts):
 
 def test_pieces_of_a_minibatch_keep_less_in_memory(rollouts):
     _, rollout, controller = rollouts()
-    lives = cut(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
+    sequences = to_sequences(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
     largest = {}
     for pieces in (1, 5):
         kept = [0]
         with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x.numel()) or x, lambda x: x):
-            Learner(controller, PPOConfig(accumulate=pieces)).step(lives)
+            Learner(controller, PPOConfig(accumulate=pieces)).step(sequences)
         largest[pieces] = max(kept)
     assert largest[5] < largest[1] / 3
 
 
-def gradients(controller, lives, config):
+def gradients(controller, sequences, config):
     controller.zero_grad()
-    found = losses(controller, lives, config, 0.01)
+    found = losses(controller, sequences, config, 0.01)
     (found.policy.sum() + found.value - found.entropy.sum()).backward()
     return [p.grad.clone() for p in controller.parameters()]
 
 
 def test_poisoned_padding_changes_no_bit_of_any_gradient(rollouts):
     config, (_, rollout, controller) = PPOConfig(), rollouts()
-    lives = cut(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
-    clean = gradients(controller, lives, config)
-    assert not lives.valid.all()
-    poison = lives.advantage.masked_fill(~lives.valid, torch.nan)
-    returns = lives.returns.masked_fill(~lives.valid, torch.nan)
-    log_probs = lives.old.log_probs.masked_fill(~lives.valid[..., None], torch.nan)
-    value = lives.old.value.masked_fill(~lives.valid, torch.inf)
-    old = lives.old._replace(log_probs=log_probs, value=value)
-    ill = lives._replace(advantage=poison, returns=returns, old=old)
+    sequences = to_sequences(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
+    clean = gradients(controller, sequences, config)
+    assert not sequences.valid.all()
+    poison = sequences.advantage.masked_fill(~sequences.valid, torch.nan)
+    returns = sequences.returns.masked_fill(~sequences.valid, torch.nan)
+    log_probs = sequences.old.log_probs.masked_fill(~sequences.valid[..., None], torch.nan)
+    value = sequences.old.value.masked_fill(~sequences.valid, torch.inf)
+    old = sequences.old._replace(log_probs=log_probs, value=value)
+    ill = sequences._replace(advantage=poison, returns=returns, old=old)
     assert all(torch.equal(a, b) for a, b in zip(clean, gradients(controller, ill, config), strict=True))
 
 
 def test_heads_that_the_op_does_not_listen_to_change_no_bit(rollouts):
     """Other choices and poisoned probabilities of irrelevant heads: the same gradients."""
     config, (_, rollout, controller) = PPOConfig(), rollouts()
-    lives = cut(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
-    idle = ~relevant(lives.old.action[..., Head.OP])
+    sequences = to_sequences(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
+    idle = ~relevant(sequences.old.action[..., Head.OP])
     idle[..., Head.SLOT] = False  # other heads are told of the slot, relevant or not
-    assert idle[lives.valid].any()
-    clean = gradients(controller, lives, config)
-    ill = lives._replace(old=lives.old._replace(log_probs=lives.old.log_probs.masked_fill(idle, torch.nan)))
+    assert idle[sequences.valid].any()
+    clean = gradients(controller, sequences, config)
+    ill = sequences._replace(old=sequences.old._replace(log_probs=sequences.old.log_probs.masked_fill(idle, torch.nan)))
     assert all(torch.equal(a, b) for a, b in zip(clean, gradients(controller, ill, config), strict=True))
 
 
 def test_an_irrelevant_head_gets_exactly_no_gradient(rollouts):
     config, (_, rollout, controller) = PPOConfig(), rollouts()
-    lives = cut(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
-    waiting = lives.old.action.clone()
+    sequences = to_sequences(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
+    waiting = sequences.old.action.clone()
     waiting[..., Head.OP] = Op.WAIT
-    lives = lives._replace(old=lives.old._replace(action=waiting))
+    sequences = sequences._replace(old=sequences.old._replace(action=waiting))
     controller.zero_grad()
-    losses(controller, lives, config, 0.01).policy.sum().backward()
+    losses(controller, sequences, config, 0.01).policy.sum().backward()
     for module in (controller.slot_score, controller.blueprint_score, controller.tail):
         assert all(not p.grad.any() for p in module.parameters())
     assert any(p.grad.any() for p in controller.op.parameters())
@@ -123,11 +125,11 @@ def test_an_irrelevant_head_gets_exactly_no_gradient(rollouts):
 @pytest.mark.parametrize("accumulate", [2, 5])
 def test_accumulated_gradients_are_those_of_the_whole_minibatch(rollouts, accumulate):
     _, rollout, controller = rollouts()
-    lives = cut(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
+    sequences = to_sequences(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
     found = []
     for pieces in (1, accumulate):
         learner = Learner(controller_for(), PPOConfig(accumulate=pieces, max_grad_norm=1e9))
-        learner.step(lives)
+        learner.step(sequences)
         found.append([p.grad for p in learner.controller.parameters()])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)

@@ -92,7 +92,7 @@ def test_rent_is_fixed_for_life():
     told_rent = rollout.seen.features.host[..., column_names(HOST_FEATURES).index("rent")] / 10
     expected = [[0.1, 0.1, 0.1], [0.1, 0.1, 0.1], [0.3, 0.1, 0.1], [0.3, 0.3, 0.1]]
     torch.testing.assert_close(told_rent, torch.tensor(expected))
-    torch.testing.assert_close(fleets.lives[0].rent, torch.tensor([0.3, 0.3, 0.1]))
+    torch.testing.assert_close(fleets.states[0].rent, torch.tensor([0.3, 0.3, 0.1]))
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -5,7 +5,7 @@ import torch
 
 from esper.leyline.actions import Op
 from esper.leyline.errors import EsperError
-from esper.simic.search import compare, pair_plans, random_plans, single_plans, tournament
+from esper.simic.search import compare, pair_plans, random_plans, single_plans, successive_halving
 from esper.tamiyo.features import View, empty_history
 from esper.tamiyo.policies import FixedPlan, Never, PlanStep, RandomLegal, SideBySide
 from small_fleets import make_env
@@ -62,13 +62,13 @@ def test_single_plans_are_all_of_them():
 
 
 def test_groups_must_be_as_large_as_there_are_policies():
-    with pytest.raises(EsperError, match=r"group \(1\) must be the number of policies, 2"):
+    with pytest.raises(EsperError, match=r"group \(1\) must equal the number of policies, 2"):
         compare(make_env("mlp", 4, episode=3), [Never(), Never()], rent=0.0)
     with pytest.raises(EsperError, match="policies must hold at least one"):
         SideBySide([])
 
 
-def test_a_tournament_leaves_the_better_quarter_for_four_times_as_many_hosts():
+def test_successive_halving_gives_the_better_quarter_four_times_as_many_hosts():
     asked = []
 
     def build(hosts: int, group: int, round: int):
@@ -77,7 +77,7 @@ def test_a_tournament_leaves_the_better_quarter_for_four_times_as_many_hosts():
 
     plans = random_plans(build(1, 1, 0).setting, 9, rng_seed=2)
     asked.clear()
-    found, episodes = tournament(build, plans, rent=0.02, room=10)
+    found, episodes = successive_halving(build, plans, rent=0.02, room=10)
     assert asked == [(2, 5, 0), (2, 4, 0), (8, 1, 1), (8, 1, 1), (8, 1, 1)]
     assert episodes == 2 * 9 + 8 * 3
     halves = ((build(2, 5, 0), plans[:5]), (build(2, 4, 0), plans[5:]))
@@ -85,11 +85,11 @@ def test_a_tournament_leaves_the_better_quarter_for_four_times_as_many_hosts():
     better = [plans[i] for i in sorted(range(9), key=lambda i: -means[i])[:3]]
     means = [compare(build(8, 1, 1), [plan], 0.02)[0].objective.mean() for plan in better]
     assert found == [better[means.index(max(means))]]
-    assert tournament(build, plans, rent=0.02, best=3, room=10)[0] == better, "the best first"
-    four, _ = tournament(build, plans, rent=0.02, best=4, room=10)
+    assert successive_halving(build, plans, rent=0.02, best=3, room=10)[0] == better, "the best first"
+    four, _ = successive_halving(build, plans, rent=0.02, best=4, room=10)
     assert four[:3] == better
     assert len(four) == 4, "a quarter would be too few"
-    assert tournament(build, plans, rent=0.02, best=9) == (plans, 0), "nothing to choose"
+    assert successive_halving(build, plans, rent=0.02, best=9) == (plans, 0), "nothing to choose"
 
 
 def test_pairs_are_of_two_slots():

@@ -9,10 +9,10 @@ import torch
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.simic import CollectConfig, LearnConfig, Learner, PPOConfig, RentSchedule, RewardConfig, train_controller
-from esper.simic.normalizers import Running, spread
+from esper.simic.normalizers import RunningMeanStd, update_reward_std
 from esper.simic.ppo import PPOLosses, UpdateResult
 from esper.simic.rollout import Collector, collect
-from esper.simic.train import HELD, Training, summarize
+from esper.simic.train import OCCUPIED, Training, summarize
 from small_fleets import controller_for, make_env
 
 
@@ -86,8 +86,8 @@ def test_nonsense_is_not_learned_from(what, rollouts):
 
 def test_rewards_that_are_not_finite_leave_no_trace_in_their_scale(rollouts):
     _, rollout, _ = rollouts()
-    scale = Running((), torch.device("cpu"))
-    spread(scale, _with_a_nan(rollout.reward))
+    scale = RunningMeanStd((), torch.device("cpu"))
+    update_reward_std(scale, _with_a_nan(rollout.reward))
     assert scale.count == rollout.reward.numel() - 1
     assert scale.std.isfinite()
 
@@ -124,7 +124,7 @@ def test_a_report_says_what_happened():
     learned = UpdateResult(
         losses=found, samples=samples, returns=returns,
         advantage_mean=torch.tensor(0.1), advantage_std=torch.tensor(0.2),
-        grad_norm=torch.tensor(8.0), grad_norm_clipped=torch.tensor(2.0), head_gradients=torch.arange(h) + 1.0,
+        grad_norm=torch.tensor(8.0), grad_norm_clipped=torch.tensor(2.0), head_grad_norms=torch.arange(h) + 1.0,
         epochs=3, steps=4, stopped="why",
     )  # fmt: skip
     rollout = Collector([make_env("mlp", n, episode=9)], controller := controller_for(), CollectConfig(horizon=t))
@@ -134,8 +134,8 @@ def test_a_report_says_what_happened():
     action[0, :2, Head.OP], action[1, 2, Head.OP] = int(Op.PRUNE), int(Op.ADVANCE)
     ended = torch.tensor([[False, True, False], [False, False, True]])
     slots = played.seen.features.slots.clone()
-    slots[..., HELD] = 0.0
-    slots[0, :, 1, HELD[0]], slots[1, 0, 1, HELD[2]] = 1.0, 1.0
+    slots[..., OCCUPIED] = 0.0
+    slots[0, :, 1, OCCUPIED[0]], slots[1, 0, 1, OCCUPIED[2]] = 1.0, 1.0
     played = played._replace(
         seen=played.seen._replace(features=played.seen.features._replace(slots=slots)),
         choice=played.choice._replace(action=action, value=at), reward=at / 10, ended=ended,
@@ -166,7 +166,7 @@ def test_a_report_says_what_happened():
         assert (told.name, told.samples) == (head.name.lower(), int(samples[i]))
         assert (told.grad_norm, told.grad_norm_clipped) == (i + 1.0, (i + 1) / 4)
         measured = (told.approx_kl, told.clip_fraction, told.entropy, told.ratio_min, told.ratio_max)
-        names = ("approx_kl", "clipped", "entropy", "ratio_min", "ratio_max")
+        names = ("approx_kl", "clip_fraction", "entropy", "ratio_min", "ratio_max")
         assert measured == tuple(by_head[name][i].item() if samples[i] else None for name in names)
 
 

@@ -12,8 +12,18 @@ from esper.leyline.reports import ExamReport, Life
 from esper.leyline.state import SlotState, Split
 from esper.recipes.config import Band, FleetConfig, Places, Recipe
 from esper.simic.evaluation import evaluate
-from esper.simic.exam import ORACLE, RIGHT_SIZE, Arm, Replay, Sitting, described, distinct, sit, verdicts
-from esper.simic.search import compare, pair_plans, random_plans, single_plans, tournament
+from esper.simic.exam import (
+    ORACLE,
+    RIGHT_SIZE,
+    Arm,
+    ArmRun,
+    Replay,
+    compare_arms,
+    host_name,
+    require_unique_names,
+    run_arm,
+)
+from esper.simic.search import compare, pair_plans, random_plans, single_plans, successive_halving
 from esper.tamiyo.policies import (
     FixedPlan,
     GapTrigger,
@@ -145,7 +155,7 @@ class Room:
         """Lives that went into choosing an arm."""
         self.places = Places(fleet, recipe.engine)
         self.example = self.env(1, 1, Band.PLANS, [fleet.train.lr])
-        where = f"{self.example.fleet.task.name}, {described(self.example.fleet)}"
+        where = f"{self.example.fleet.task.name}, {host_name(self.example.fleet)}"
         self.tell: Tell = lambda said: tell(f"{where}: {said}")
         self.once = _within(where, once)
         self.room = 2048 if self.example.fleet.device.type == "cuda" else 512
@@ -154,7 +164,7 @@ class Room:
     def admit(self, policies: Sequence[Policy], guests: Sequence[Policy]) -> None:
         """Refuse arms that could not be told apart, and guests that cannot begin here."""
         taken = [*(SEARCHED if self.config.plans else ()), *(DERIVED if self.config.thorough else ())]
-        distinct([policies[0].name, *(rule.name for rule in (*self.rules(), *guests)), *taken])
+        require_unique_names([policies[0].name, *(rule.name for rule in (*self.rules(), *guests)), *taken])
         for guest in guests:
             guest.begin(self.example.setting, 1, self.example.fleet.device)
 
@@ -165,12 +175,12 @@ class Room:
         others = [self.arm([rival], rate) for rival, rate in zip(rivals, rates, strict=True)]
         (lr,) = self.tuned([policies])
         ours = self.arm(policies, lr)  # last: whoever needs a kernel first has to wait for it
-        lives = [life for arm in (ours, *others) for life in arm.sittings[0].lives]
+        lives = [life for arm in (ours, *others) for life in arm.runs[0].lives]
         if config.thorough:
             others += self.derived(policies, ours, others[0])
         self.places.fleet = None  # other rooms need the memory
         data = "test" if self.config.final else "validation"
-        report = verdicts(self.example.fleet, self.rent, ours, others, self.rng_seed, data)
+        report = compare_arms(self.example.fleet, self.rent, ours, others, self.rng_seed, data)
         edge = at_the_edge((ours, *others), self.grid)
         return replace(report, variant=self.fleet.variant, unseen=self.unseen, at_the_edge=edge), lives
 
@@ -199,8 +209,8 @@ class Room:
         plan = str(policies[0]) if isinstance(policies[0], FixedPlan) else ""
         return Arm(name, sittings, episode or self.fleet.env.episode, lr, self.searched.get(name, 0), plan=plan)
 
-    def sat(self, env: FleetEnv, policy: Policy) -> Sitting:
-        return sit(env, policy, self.rent, self.rng_seed, min(self.config.told, self.config.hosts))
+    def sat(self, env: FleetEnv, policy: Policy) -> ArmRun:
+        return run_arm(env, policy, self.rent, self.rng_seed, min(self.config.told, self.config.hosts))
 
     def tuned(self, arms: Sequence[Sequence[Policy]], episode: int | None = None) -> list[float]:
         """The learning rate of each of some arms with as many trainings, chosen on hosts of its own by their mean
@@ -263,7 +273,7 @@ class Room:
         """The best of them on hosts of their own, which learn at different rates."""
 
         def choose() -> list[float]:
-            (best,), lives = tournament(self.ground, plans, self.rent, hosts=len(AROUND), room=self.room)
+            (best,), lives = successive_halving(self.ground, plans, self.rent, hosts=len(AROUND), room=self.room)
             return [plans.index(best), lives]
 
         best, lives = map(int, self.chosen(f"{name}, chosen among {len(plans)}", choose))
@@ -298,7 +308,8 @@ class Room:
         env = self.env(self.shared_by(len(policies)), 1, Band.TUNE, [lr])
         homes = (FleetEnv(env.fleet, _of_training(env, n)) for n in range(len(policies)))
         return [
-            sit(home, policy, self.rent, self.rng_seed).topology for home, policy in zip(homes, policies, strict=True)
+            run_arm(home, policy, self.rent, self.rng_seed).topology
+            for home, policy in zip(homes, policies, strict=True)
         ]
 
     def static(self, name: str, ours: Arm, grown: Callable[[], Sequence[SlotState]], episode: int) -> Arm:
@@ -310,7 +321,7 @@ class Room:
         self.tell(f"{name} on the hosts that count")
         env = self.paper(lr, episode)
         sittings = [
-            self.sat(StaticEnv(env.fleet, sitting.topology, env.config, env.test), Never()) for sitting in ours.sittings
+            self.sat(StaticEnv(env.fleet, sitting.topology, env.config, env.test), Never()) for sitting in ours.runs
         ]
         return Arm(name, sittings, episode, lr)
 
@@ -324,11 +335,11 @@ class Room:
             found.append([outcome.objective.mean().item() for outcome in again])
         return [list(by_rate) for by_rate in zip(*found, strict=True)]
 
-    def replayed(self, ours: Arm) -> Iterator[Sitting]:
+    def replayed(self, ours: Arm) -> Iterator[ArmRun]:
         """What was done, on other hosts for every training."""
         self.tell("replay")
         env = self.env(self.config.hosts, 1, Band.OTHERS, [ours.lr], test=True)
-        for n, sitting in enumerate(ours.sittings):
+        for n, sitting in enumerate(ours.runs):
             yield self.sat(FleetEnv(env.fleet, _of_training(env, n), env.test), Replay(sitting.actions))
 
     def right_size(self) -> Arm:
@@ -339,12 +350,12 @@ class Room:
         (lr,) = room.tuned([[Never()]])
         arm = room.arm([Never()], lr)
         size, bare = (f.trunk.layout.num_parameters for f in (room.example.fleet, fleet))
-        (sitting,), growth = arm.sittings, size / bare - 1
+        (sitting,), growth = arm.runs, size / bare - 1
         was = sitting.outcome
         now = was._replace(
             objective=was.objective - self.rent * math.log1p(growth), growth=torch.full_like(was.growth, growth)
         )
-        return arm._replace(name=RIGHT_SIZE, sittings=[sitting._replace(outcome=now)], paired=False)
+        return arm._replace(name=RIGHT_SIZE, runs=[sitting._replace(outcome=now)], paired=False)
 
 
 def at_the_edge(arms: Sequence[Arm], grid: Sequence[float]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from esper.leyline.tensor_files import match
 from esper.recipes.config import Band, FleetConfig, Places, Recipe
 from esper.simic.cloning import CloneConfig, CloneReport, clone
 from esper.simic.rollout import Rollout, record_episodes
-from esper.simic.search import random_plans, tournament
+from esper.simic.search import random_plans, successive_halving
 from esper.tamiyo import Controller
 from esper.tamiyo.controller_files import SHIPPED, load_controller
 from esper.tamiyo.policies import Heuristic, LearnedPolicy, Never, Policy
@@ -65,7 +65,7 @@ def show(recipe: Recipe, fleet: FleetConfig, controller: Controller, before: Con
     if not before or not any(fleet.alike(known) for known in recipe.known):
         setting = places.env(hosts, 1, Band.SHOW).setting
         tried = [Never(), Heuristic(), *best, *random_plans(setting, start.plans, rng_seed)]
-        best, lives = tournament(partial(_build, places), tried, rent, start.hosts, start.best)
+        best, lives = successive_halving(partial(_build, places), tried, rent, start.hosts, start.best)
     env = places.env(hosts if len(best) == 1 else start.lives, len(best), Band.SHOW)
     episodes = record_episodes(env, best, controller, rent, recipe.learn.reward, rng_seed)
     lives += env.fleet.num_hosts

@@ -1,4 +1,4 @@
-"""Learn the policy: rewards, rollouts, PPO, imitation, offline learning."""
+"""Learning the policy: rewards, rollouts, PPO, behaviour cloning, offline learning, evaluation."""
 
 from esper.simic.cloning import CloneConfig, clone, load_episodes, save_episodes
 from esper.simic.evaluation import evaluate

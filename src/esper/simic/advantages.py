@@ -1,4 +1,4 @@
-"""How much better than expected each decision turned out."""
+"""Advantage estimation: GAE, a leave-one-out baseline within groups of hosts, and standardization."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,44 +10,52 @@ STD_FLOOR = 1e-6
 def gae(
     rewards: Float[Tensor, "T N"],
     values: Float[Tensor, "T N"],
-    after: Float[Tensor, "T N"],
+    next_values: Float[Tensor, "T N"],
     ended: Bool[Tensor, "T N"],
     gamma: float,
     lam: float,
 ) -> Float[Tensor, "T N"]:
-    """Generalised advantage estimates, host by host.
+    """Return generalized advantage estimates (arXiv:1506.02438, eq. 16) for every decision of every host.
 
-    `after` is the value of where each decision led: 0 where a life is over for good, else what was expected there.
-    Nothing is carried over the end of a life.
+    Args:
+        rewards: Reward of each decision.
+        values: Critic's value of the state in which each decision was made.
+        next_values: Critic's value of the state that each decision led to; 0 where the episode terminated.
+        ended: Whether the episode ended after the decision. Advantages do not cross this boundary.
+        gamma: Discount per decision.
+        lam: GAE's lambda: 0 gives one-step TD errors, 1 gives Monte Carlo returns minus values.
     """
-    advantages = rewards + gamma * after - values
-    reach = gamma * lam * (~ended).to(advantages)  # how much of what comes so many decisions later counts here
-    apart = 1
-    while apart < len(advantages):  # each round sums over twice as many decisions
-        near, later = reach[:-apart], reach[apart:]
-        gained = (near * advantages[apart:]).where(near > 0, 0.0)
-        advantages = torch.cat([advantages[:-apart] + gained, advantages[-apart:]])
-        reach = torch.cat([near * later, torch.zeros_like(reach[-apart:])])
-        apart *= 2
+    advantages = rewards + gamma * next_values - values
+    decay = gamma * lam * (~ended).to(advantages)  # weight of the advantage `stride` decisions later
+    stride = 1
+    while stride < len(advantages):  # a parallel scan: each pass doubles how many decisions are summed
+        near, later = decay[:-stride], decay[stride:]
+        carried = (near * advantages[stride:]).where(near > 0, 0.0)
+        advantages = torch.cat([advantages[:-stride] + carried, advantages[-stride:]])
+        decay = torch.cat([near * later, torch.zeros_like(decay[-stride:])])
+        stride *= 2
     return advantages
 
 
-def against_siblings(
+def subtract_group_mean(
     advantages: Float[Tensor, "T N"], groups: Int[Tensor, " N"], comparable: Bool[Tensor, "T N"]
 ) -> Float[Tensor, "T N"]:
-    """Advantages minus the mean of the other comparable hosts of the group at the same decision."""
+    """Subtract from each advantage the mean of the other comparable hosts of its group at the same decision.
+
+    A host that is not comparable, or that has no comparable sibling, keeps its advantage.
+    """
     counted = advantages.where(comparable, 0.0)
     shape = (len(advantages), int(groups.max()) + 1)
     sums = advantages.new_zeros(shape).index_add_(1, groups, counted)[:, groups]
     counts = advantages.new_zeros(shape).index_add_(1, groups, comparable.to(advantages))[:, groups]
-    others = (sums - counted) / (counts - 1).clamp(min=1)
-    return torch.where(comparable & (counts > 1), advantages - others, advantages)
+    baseline = (sums - counted) / (counts - 1).clamp(min=1)
+    return torch.where(comparable & (counts > 1), advantages - baseline, advantages)
 
 
-def standardized(x: Float[Tensor, "*N"], valid: Bool[Tensor, "*N"]) -> Float[Tensor, "*N"]:
-    """Zero mean and unit deviation over what is valid; the rest becomes 0."""
+def standardize(x: Float[Tensor, "*N"], valid: Bool[Tensor, "*N"]) -> Float[Tensor, "*N"]:
+    """Scale the valid entries to zero mean and unit standard deviation, and set the others to 0."""
     count = valid.sum().clamp(min=1)
     mean = x.where(valid, 0.0).sum() / count
-    apart = (x - mean).where(valid, 0.0)
-    std = (apart.square().sum() / count).sqrt()
-    return apart / std.clamp(min=STD_FLOOR)
+    centered = (x - mean).where(valid, 0.0)
+    std = (centered.square().sum() / count).sqrt()
+    return centered / std.clamp(min=STD_FLOOR)

@@ -1,4 +1,4 @@
-"""A training in the middle of its hosts' lives, in one file: the next update is the same as without a stop."""
+"""Checkpoints of a training, its fleets included: a resumed training continues with identical numbers."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.tensor_files import Tensors, fits, flatten, match, parsing, read, unflatten, write
-from esper.simic.rollout import Live
+from esper.simic.rollout import FleetState
 from esper.simic.train import Training
 from esper.tolaria.checkpoint import env_description, env_tensors, restore_env
 
@@ -17,40 +17,40 @@ RUN_FORMAT = "esper.run"
 
 
 def save_training_run(path: str | Path, training: Training, notes: Mapping[str, Any] | None = None) -> None:
-    """Write everything that the next update depends on, all or nothing; and notes for whoever loads it."""
-    tensors, envs = _learning(training), []
-    for i, (env, live) in enumerate(zip(training.fleets.envs, training.fleets.lives, strict=True)):
+    """Write all state that the next update depends on, atomically, along with `notes` (any JSON)."""
+    tensors, envs = _training_tensors(training), []
+    for i, (env, state) in enumerate(zip(training.fleets.envs, training.fleets.states, strict=True)):
         tensors |= {f"env/{i}/{name}": x for name, x in env_tensors(env).items()}
-        tensors |= flatten(live, f"live/{i}")
+        tensors |= flatten(state, f"live/{i}")
         envs.append(env_description(env))
     watch = training.watch
     counters = {"update": training.update, "updates": training.learner.updates, "decisions": training.fleets.decisions}
     watched = {"usual": watch.usual, "starved": watch.starved, "alert": watch.alert}
-    said = {"envs": envs, "counters": counters, "watched": watched, "notes": dict(notes or {})}
-    write(path, RUN_FORMAT, tensors, _settings(training) | said)
+    description = {"envs": envs, "counters": counters, "watched": watched, "notes": dict(notes or {})}
+    write(path, RUN_FORMAT, tensors, _settings(training) | description)
 
 
 def load_training_run(path: str | Path, training: Training) -> dict[str, Any]:
-    """Go on from a file, with a training that was made in the same way; returns its notes.
+    """Restore a training that was built from an equal config, and return the file's notes.
 
-    What does not fit is refused at once.
+    A file that does not fit raises FileError and leaves the training unchanged.
     """
     tensors, description = read(path, RUN_FORMAT)
     with parsing(path):
         fits(path, _settings(training), description)
         counters, watched = description["counters"], description["watched"]
         fleets, learner = training.fleets, training.learner
-        parts = [_under(f"env/{i}/", tensors) for i in range(len(fleets.envs))]
-        lives: list[Live] = [unflatten(live, f"live/{i}", tensors) for i, live in enumerate(fleets.lives)]
+        parts = [_with_prefix(f"env/{i}/", tensors) for i in range(len(fleets.envs))]
+        states: list[FleetState] = [unflatten(s, f"live/{i}", tensors) for i, s in enumerate(fleets.states)]
         rest = {name: x for name, x in tensors.items() if not name.startswith(("env/", "live/", "optimizer/"))}
-        match(path, {n: x for n, x in _learning(training).items() if not n.startswith("optimizer/")}, rest)
-        moments = _moments(learner.optimizer, tensors)
-        for env, part, said in zip(fleets.envs, parts, description["envs"], strict=True):
-            restore_env(path, env, part, said)
-        fleets.lives, fleets.decisions = lives, int(counters["decisions"])
+        match(path, {n: x for n, x in _training_tensors(training).items() if not n.startswith("optimizer/")}, rest)
+        optimizer_state = _optimizer_state(learner.optimizer, tensors)
+        for env, part, env_notes in zip(fleets.envs, parts, description["envs"], strict=True):
+            restore_env(path, env, part, env_notes)
+        fleets.states, fleets.decisions = states, int(counters["decisions"])
         fleets.memory = unflatten(fleets.memory, "memory", tensors)
-        training.controller.load_state_dict(_under("controller/", tensors))
-        learner.optimizer.load_state_dict(moments)
+        training.controller.load_state_dict(_with_prefix("controller/", tensors))
+        learner.optimizer.load_state_dict(optimizer_state)
         learner.generator.set_state(tensors["generator"])
         for name in ("count", "mean", "squares"):
             setattr(training.scale, name, tensors[f"scale/{name}"].to(fleets.device))
@@ -61,7 +61,7 @@ def load_training_run(path: str | Path, training: Training) -> dict[str, Any]:
 
 
 def _settings(training: Training) -> dict[str, Any]:
-    """What two trainings must have in common; how long they go on is not among it."""
+    """Return the settings that must match on resume; the number of updates may differ."""
     return {
         "config": asdict(training.config) | {"updates": None},
         "controller": asdict(training.controller.config),
@@ -69,18 +69,18 @@ def _settings(training: Training) -> dict[str, Any]:
     }
 
 
-def _learning(training: Training) -> Tensors:
+def _training_tensors(training: Training) -> Tensors:
     learner, scale = training.learner, training.scale
-    found = {f"controller/{name}": x for name, x in training.controller.state_dict().items()}
+    tensors = {f"controller/{name}": x for name, x in training.controller.state_dict().items()}
     for index, state in learner.optimizer.state_dict()["state"].items():
-        found |= {f"optimizer/{index}/{name}": torch.as_tensor(x) for name, x in state.items()}
-    found |= flatten({"count": scale.count, "mean": scale.mean, "squares": scale.squares}, "scale")
-    found |= flatten(training.fleets.memory, "memory")
-    found["generator"] = learner.generator.get_state()
-    return found
+        tensors |= {f"optimizer/{index}/{name}": torch.as_tensor(x) for name, x in state.items()}
+    tensors |= flatten({"count": scale.count, "mean": scale.mean, "squares": scale.squares}, "scale")
+    tensors |= flatten(training.fleets.memory, "memory")
+    tensors["generator"] = learner.generator.get_state()
+    return tensors
 
 
-def _moments(optimizer: torch.optim.Optimizer, tensors: Tensors) -> dict[str, Any]:
+def _optimizer_state(optimizer: torch.optim.Optimizer, tensors: Tensors) -> dict[str, Any]:
     state: dict[int, dict[str, Tensor]] = {}
     for name, x in tensors.items():
         if name.startswith("optimizer/"):
@@ -89,5 +89,5 @@ def _moments(optimizer: torch.optim.Optimizer, tensors: Tensors) -> dict[str, An
     return optimizer.state_dict() | {"state": state}
 
 
-def _under(prefix: str, tensors: Tensors) -> Tensors:
+def _with_prefix(prefix: str, tensors: Tensors) -> Tensors:
     return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}

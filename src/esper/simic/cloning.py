@@ -1,5 +1,4 @@
-"""Learning by imitation: recorded episodes of any policy, and a controller that comes to choose as it did, and to
-expect what it earned."""
+"""Behaviour cloning: train a controller to imitate recorded episodes and to predict their returns; episode files."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,30 +13,42 @@ from esper.leyline.actions import Head
 from esper.leyline.errors import EsperError
 from esper.leyline.tensor_files import fits, parsing, read, write
 from esper.simic.advantages import gae
-from esper.simic.normalizers import Running, spread
-from esper.simic.ppo import Lives, cut, select
-from esper.simic.rollout import Rollout, must_be_finite
+from esper.simic.normalizers import RunningMeanStd, update_reward_std
+from esper.simic.ppo import Sequences, select, to_sequences
+from esper.simic.rollout import Rollout, require_finite
 from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, Features, column_names
 from esper.tamiyo.masks import relevant
 from esper.tamiyo.network import Choice, Controller, HiddenState, Observation
 
 EPISODES_FORMAT = "esper.episodes"
-FADED = 0.05
-"""What is left of the learning rate at the end."""
+FINAL_LR_FACTOR = 0.05
+"""Learning rate at the end of cloning, as a fraction of the initial one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CloneConfig:
+    """Hyperparameters of behaviour cloning.
+
+    Example:
+        ```python
+        CloneConfig(epochs=200, held_out=0.1)
+        ```
+    """
+
     lr: float = 1e-3
-    """At first; it fades."""
+    """Initial learning rate; it decays linearly to 5 % of this."""
     epochs: int = 20
+    """Passes over the episodes."""
     minibatches: int = 4
+    """Minibatches per rollout and epoch."""
     held_out: float = 0.2
-    """The share of lives that is only looked at."""
+    """Fraction of the episodes that is only evaluated, never trained on."""
     value_coef: float = 0.5
-    """How much it counts to expect what was earned; a critic that knows nothing would mislead whoever learns on."""
+    """Weight of the value loss; an untrained critic would mislead PPO when it continues from the clone."""
     gamma: float = 0.995
+    """Discount per decision in the returns that the critic learns."""
     rng_seed: int = 0
+    """Seed of the split and of the shuffling."""
 
     def __post_init__(self) -> None:
         for name in ("lr", "epochs", "minibatches"):
@@ -53,97 +64,134 @@ class CloneConfig:
 
 @dataclass(frozen=True)
 class CloneReport:
-    """One pass over the episodes, judged on lives that were held out."""
+    """Losses of one epoch of behaviour cloning, on training and held-out episodes."""
 
     epoch: int
     loss: float
-    """Mean negative log-likelihood, summed over heads, of what was learned from..."""
+    """Mean negative log-likelihood of the training episodes, summed over heads."""
     held_out_loss: float
-    """...and of what was not."""
+    """Mean negative log-likelihood of the held-out episodes, summed over heads."""
     likelihood: dict[str, float | None]
-    """Mean probability of the recorded choice, head by head; None where no decision listened."""
+    """Mean probability of the recorded choice in held-out episodes, by head; None where no op used the head."""
     value_error: float
-    """Mean squared error of what is expected of lives that were held out, where all rewards have deviation 1."""
+    """Mean squared error of the value in held-out episodes, with rewards scaled to unit deviation."""
 
 
 def clone(
     controller: Controller, episodes: Sequence[Rollout], config: CloneConfig = CloneConfig()
 ) -> Iterator[CloneReport]:
-    """Teach a controller to choose as was chosen in these episodes, and to expect what was earned in them."""
+    """Train a controller to imitate recorded episodes, and its critic to predict their returns.
+
+    The controller is trained in place, while the returned iterator is consumed.
+
+    Args:
+        controller: Controller to train; its weights are the starting point.
+        episodes: Rollouts of any policies, from `record_episodes` or `load_episodes`; at least one.
+        config: Hyperparameters.
+
+    Returns:
+        An iterator that runs one epoch per step and yields its losses.
+
+    Raises:
+        EsperError: The episodes hold values that are not finite.
+
+    Example:
+        ```python
+        episodes, _ = load_episodes("heuristic.safetensors")
+        controller = Controller()
+        *_, last = clone(controller, [episodes], CloneConfig(epochs=80))
+        print(last.likelihood["op"])  # mean probability of the recorded op in held-out episodes
+        ```
+    """
     for rollout in episodes:
-        must_be_finite(rollout)
-    unit = deviation(episodes)
-    lives = [_lives(controller, rollout, config.gamma, unit) for rollout in episodes]
+        require_finite(rollout)
+    reward_std = pooled_reward_std(episodes)
+    sequences = [_to_sequences(controller, rollout, config.gamma, reward_std) for rollout in episodes]
     generator = torch.Generator().manual_seed(config.rng_seed)
-    held, shown = [], []
-    for part in lives:
+    held_out, train = [], []
+    for part in sequences:
         order = _shuffled(part, generator)
         count = max(1, int(len(order) * config.held_out))
-        held.append(select(part, order[:count]))
-        shown.append(select(part, order[count:]))
+        held_out.append(select(part, order[:count]))
+        train.append(select(part, order[count:]))
     optimizer = torch.optim.AdamW(controller.parameters(), config.lr, weight_decay=0.0)
-    fading = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, FADED, config.epochs)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, FINAL_LR_FACTOR, config.epochs)
     for epoch in range(config.epochs):
-        total = torch.zeros((), device=unit.device)
-        batches = [  # no fleet is learned by itself: what was learned of the last one would suffer
-            (part, which) for part in shown for which in _shuffled(part, generator).chunk(config.minibatches)
+        total = torch.zeros((), device=reward_std.device)
+        minibatches = [  # of all rollouts, mixed: training on one after the other would forget the earlier ones
+            (part, index) for part in train for index in _shuffled(part, generator).chunk(config.minibatches)
         ]
-        for i in torch.randperm(len(batches), generator=generator).tolist():
-            part, which = batches[i]
-            found = _judged(controller, select(part, which))
-            loss = found.surprise
+        for i in torch.randperm(len(minibatches), generator=generator).tolist():
+            part, index = minibatches[i]
+            losses = _losses(controller, select(part, index))
             optimizer.zero_grad()
-            (loss + config.value_coef * found.error).backward()
+            (losses.nll + config.value_coef * losses.value_error).backward()
             optimizer.step()
-            total += loss.detach()
-        fading.step()
+            total += losses.nll.detach()
+        schedule.step()
         with torch.no_grad():
-            judged = [_judged(controller, part) for part in held]
-        away, chances, counts, errors = (torch.stack(x).sum(0) for x in zip(*judged, strict=True))
-        chances = chances / counts.clamp(min=1)
-        known = {head.name.lower(): chances[head].item() if counts[head] else None for head in Head}
-        away, errors = away / len(judged), errors / len(judged)
-        yield CloneReport(epoch, (total / len(batches)).item(), away.item(), known, errors.item())
+            evaluated = [_losses(controller, part) for part in held_out]
+        nll, likelihood, counts, errors = (torch.stack(x).sum(0) for x in zip(*evaluated, strict=True))
+        likelihood = likelihood / counts.clamp(min=1)
+        by_head = {head.name.lower(): likelihood[head].item() if counts[head] else None for head in Head}
+        held_out_nll, value_error = nll / len(evaluated), errors / len(evaluated)
+        yield CloneReport(epoch, (total / len(minibatches)).item(), held_out_nll.item(), by_head, value_error.item())
 
 
-def deviation(episodes: Sequence[Rollout]) -> Float[Tensor, ""]:
-    """Of the rewards of all episodes together."""
-    scale = Running((), episodes[0].reward.device)
-    return [spread(scale, rollout.reward) for rollout in episodes][-1]
+def pooled_reward_std(episodes: Sequence[Rollout]) -> Float[Tensor, ""]:
+    """Return the standard deviation of the rewards of all episodes together."""
+    statistics = RunningMeanStd((), episodes[0].reward.device)
+    return [update_reward_std(statistics, rollout.reward) for rollout in episodes][-1]
 
 
-def _shuffled(lives: Lives, generator: torch.Generator) -> Int[Tensor, " Q"]:
-    return torch.randperm(lives.valid.shape[1], generator=generator).to(lives.valid.device)
+def _shuffled(sequences: Sequences, generator: torch.Generator) -> Int[Tensor, " Q"]:
+    return torch.randperm(sequences.valid.shape[1], generator=generator).to(sequences.valid.device)
 
 
-def _lives(controller: Controller, rollout: Rollout, gamma: float, unit: Tensor) -> Lives:
-    """Whoever played had another memory, or none: lives that were cut are read from where they go on."""
+def _to_sequences(controller: Controller, rollout: Rollout, gamma: float, reward_std: Tensor) -> Sequences:
+    """Cut episodes into sequences that begin with a blank hidden state, with discounted rewards-to-go as returns."""
     blank = controller.blank(rollout.reward.shape[1], rollout.reward.device)
-    nothing = torch.zeros_like(rollout.reward)
-    returns = gae(rollout.reward / unit, nothing, nothing, rollout.ended, gamma, lam=1.0)
-    return cut(rollout._replace(memory=blank), returns, returns, controller.config.recurrent, blank)
+    no_value = torch.zeros_like(rollout.reward)
+    returns = gae(rollout.reward / reward_std, no_value, no_value, rollout.ended, gamma, lam=1.0)
+    return to_sequences(rollout._replace(memory=blank), returns, returns, controller.config.recurrent, blank)
 
 
-class _Judged(NamedTuple):
-    surprise: Float[Tensor, ""]
-    chances: Float[Tensor, " H"]
-    """Probabilities of what was chosen, summed over..."""
+class _CloneLosses(NamedTuple):
+    nll: Float[Tensor, ""]
+    """Mean negative log-likelihood, summed over heads."""
+    likelihood: Float[Tensor, " H"]
+    """Sum of the probabilities of the recorded choices."""
     counts: Int[Tensor, " H"]
-    """...so many decisions."""
-    error: Float[Tensor, ""]
+    """Decisions whose op uses each head."""
+    value_error: Float[Tensor, ""]
+    """Mean squared error of the value."""
 
 
-def _judged(controller: Controller, lives: Lives) -> _Judged:
-    found = controller.judge(lives.seen, lives.memory, lives.old.action)
-    counts = relevant(lives.old.action[..., Head.OP]) & lives.valid[..., None]
-    samples = counts.sum((0, 1))
-    surprise = (-found.log_probs).where(counts, 0.0).sum((0, 1)) / samples.clamp(min=1)
-    error = (found.value - lives.returns).where(lives.valid, 0.0).square().sum() / lives.valid.sum()
-    return _Judged(surprise.sum(), found.log_probs.exp().where(counts, 0.0).sum((0, 1)), samples, error)
+def _losses(controller: Controller, sequences: Sequences) -> _CloneLosses:
+    new = controller.judge(sequences.seen, sequences.memory, sequences.old.action)
+    mask = relevant(sequences.old.action[..., Head.OP]) & sequences.valid[..., None]
+    counts = mask.sum((0, 1))
+    nll = (-new.log_probs).where(mask, 0.0).sum((0, 1)) / counts.clamp(min=1)
+    error = (new.value - sequences.returns).where(sequences.valid, 0.0).square().sum() / sequences.valid.sum()
+    return _CloneLosses(nll.sum(), new.log_probs.exp().where(mask, 0.0).sum((0, 1)), counts, error)
 
 
 def save_episodes(path: str | Path, rollout: Rollout, policy: str) -> None:
-    """Write a rollout of any policy, to learn from later."""
+    """Write a rollout of any policy to a file.
+
+    Args:
+        path: File to write; an existing one is replaced.
+        rollout: Decisions to save, such as those of `record_episodes`.
+        policy: Name of the policy, stored beside it.
+
+    Raises:
+        FileError: The file cannot be written.
+
+    Example:
+        ```python
+        save_episodes("heuristic.safetensors", episodes, policy="heuristic")
+        ```
+    """
     tensors = _flat(rollout)
     tensors["blueprints"] = rollout.seen.blueprints[0]
     del tensors["seen/blueprints"]
@@ -151,7 +199,19 @@ def save_episodes(path: str | Path, rollout: Rollout, policy: str) -> None:
 
 
 def load_episodes(path: str | Path) -> tuple[Rollout, str]:
-    """The rollout of a file, and who played it. Features that have changed since are refused."""
+    """Read a rollout that `save_episodes` wrote.
+
+    Returns:
+        The rollout and the name of the policy that acted in it.
+
+    Raises:
+        FileError: There is no such file, it is damaged, or its features or heads differ from those of this version.
+
+    Example:
+        ```python
+        episodes, policy = load_episodes("heuristic.safetensors")
+        ```
+    """
     tensors, description = read(path, EPISODES_FORMAT)
     with parsing(path):
         fits(path, _description(), description)
@@ -170,7 +230,7 @@ def load_episodes(path: str | Path) -> tuple[Rollout, str]:
 
 
 def _description() -> dict[str, object]:
-    """What the columns mean."""
+    """Describe the columns of features and actions."""
     return {
         "host_features": column_names(HOST_FEATURES),
         "slot_features": column_names(SLOT_FEATURES),
@@ -179,13 +239,13 @@ def _description() -> dict[str, object]:
 
 
 def _flat(rollout: Rollout) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, value in rollout._asdict().items():
         if isinstance(value, Tensor):
-            found[name] = value
+            tensors[name] = value
         elif name == "seen":
-            found |= {f"features/{part}": x for part, x in value.features._asdict().items()}
-            found |= {f"seen/{part}": x for part, x in value._asdict().items() if part != "features"}
+            tensors |= {f"features/{part}": x for part, x in value.features._asdict().items()}
+            tensors |= {f"seen/{part}": x for part, x in value._asdict().items() if part != "features"}
         else:
-            found |= {f"{name}/{part}": x for part, x in value._asdict().items()}
-    return found
+            tensors |= {f"{name}/{part}": x for part, x in value._asdict().items()}
+    return tensors

@@ -1,4 +1,4 @@
-"""One life of every host of a fleet under any policy."""
+"""Evaluation of a policy: one episode of every host of a fleet."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,21 +16,28 @@ from esper.tolaria import FleetEnv
 from esper.tolaria.env import Step
 
 StepCallback = Callable[[Int[Tensor, "N H"], Step], None]
-"""Sees every decision and what it led to."""
+"""Called after every decision with the actions of all hosts and the env's step."""
 
 
 class Outcome(NamedTuple):
-    """How each host ended; of a sick one, its last good epoch, minus the penalty.
+    """Final results of every host's episode.
 
-    If the env holds test data, score and objective are of it, and a sick host is no better than chance."""
+    A host that failed counts with its last good epoch, minus the penalty. If the env holds test data, objective, score
+    and metric are measured on it, and a failed host scores at chance level.
+    """
 
     objective: Float[Tensor, " N"]
+    """J = score - rent * ln(1 + growth), minus the penalty of a failed host."""
     score: Float[Tensor, " N"]
+    """Score from 0 to 1."""
     metric: Float[Tensor, " N"]
+    """The task's metric, such as accuracy or loss."""
     growth: Float[Tensor, " N"]
+    """Added parameters over those of the bare host."""
     flops: Float[Tensor, " N"]
-    """Of its whole life."""
+    """FLOPs of the whole episode."""
     sick: Float[Tensor, " N"]
+    """1 if the host failed, else 0."""
 
 
 def evaluate(
@@ -41,7 +48,25 @@ def evaluate(
     budget: float = float("inf"),
     on_step: StepCallback = lambda actions, step: None,
 ) -> Outcome:
-    """Fresh hosts live through one episode. All lives must begin together: a staggered env would cut some short."""
+    """Run one episode of every host of a fleet under a policy, and return its outcome.
+
+    Args:
+        env: Fleet to run, which is reset first. Its episodes must not be staggered: late ones would be cut short.
+        policy: Controller or rule that decides, such as `LearnedPolicy(controller)`, `Heuristic()` or `Never()`.
+        rent: Price of growth in J.
+        rng_seed: Seed of the policy's random numbers.
+        budget: Largest growth that a host may reach.
+        on_step: Called after every decision with the actions and the env's step.
+
+    Returns:
+        An `Outcome` with one entry per host. Two policies are comparable host by host if their envs are built alike.
+
+    Example:
+        ```python
+        outcome = evaluate(env, LearnedPolicy(controller), rent=0.02)
+        print(outcome.objective.mean(), outcome.growth.mean())
+        ```
+    """
     signals = env.reset()
     hosts, device = len(signals.age), signals.age.device
     fresh = torch.ones_like(signals.sibling)
@@ -75,7 +100,7 @@ def evaluate(
 
 
 def on_test(step: Step, env: FleetEnv) -> Signals:
-    """Where a life ended, with what it scores on test data; a sick host's answers are no better than guessing."""
+    """Return the final signals with score and metric on test data; a failed host gets those of guessing."""
     assert step.test is not None
     chance, guess = env.setting.chance, env.setting.guess
     score = torch.where(step.terminated, chance, step.test.score)

@@ -1,7 +1,7 @@
-"""Implicit Q-learning (arXiv:2110.06169): a controller that comes to choose better than whoever played the episodes.
+"""Offline learning from recorded episodes by implicit Q-learning (arXiv:2110.06169).
 
-V learns an upper expectile of Q over what was chosen, Q learns what a choice earned and the V of where it led, and the
-policy clones each choice as much as Q exceeds V. What nobody chose is never asked about.
+V is fitted to an upper expectile of Q over recorded actions, Q to reward + gamma * V of the next state, and the policy
+by cloning weighted with exp(beta * (Q - V)). Q is never evaluated on actions that were not recorded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,29 +16,40 @@ from torch.nn.functional import one_hot
 
 from esper.leyline.actions import Head
 from esper.leyline.errors import EsperError
-from esper.simic.ppo import Lives, cut, select, sequences
-from esper.simic.rollout import Rollout, must_be_finite
+from esper.simic.ppo import Sequences, select, sequence_indices, to_sequences
+from esper.simic.rollout import Rollout, require_finite
 from esper.tamiyo.masks import relevant
 from esper.tamiyo.network import TAIL, TAIL_SIZES, Controller, ControllerConfig, Observation, at_slot, linear, mlp
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineConfig:
+    """Hyperparameters of implicit Q-learning.
+
+    Example:
+        ```python
+        OfflineConfig(epochs=200, expectile=0.9, beta=10.0)  # trusts the best recorded actions more than the default
+        ```
+    """
+
     lr: float = 1e-3
-    """Of the controller and of its critic."""
+    """Learning rate of the controller and of the critic."""
     epochs: int = 100
+    """Passes over the episodes."""
     minibatches: int = 4
-    """Parts of each rollout, whole lives each, shuffled for every epoch."""
+    """Minibatches per rollout and epoch; each holds whole sequences, shuffled anew in every epoch."""
     gamma: float = 0.995
+    """Discount per decision."""
     expectile: float = 0.8
-    """Which of the recorded choices a state is worth: 0.5 their mean, near 1 the best."""
+    """Expectile of Q that V is fitted to: 0.5 is the mean over recorded actions, near 1 the best of them."""
     beta: float = 3.0
-    """How sharply better choices are preferred, for each unit of reward; 0 clones them all alike."""
+    """Inverse temperature of the policy's weights, per unit of reward; 0 clones all actions equally."""
     largest_weight: float = 100.0
-    """That a single choice can have."""
+    """Largest weight of a single action in the policy loss."""
     polyak: float = 0.005
-    """How far the target critic follows the critic at each step."""
+    """Fraction of the way that the target critic moves towards the critic at each step."""
     rng_seed: int = 0
+    """Seed of the critic's weights and of the shuffling."""
 
     def __post_init__(self) -> None:
         for name in ("lr", "epochs", "minibatches", "largest_weight"):
@@ -55,85 +66,88 @@ class OfflineConfig:
 
 @dataclass(frozen=True)
 class OfflineReport:
-    """One pass over the episodes; means over its steps."""
+    """Losses of one epoch of offline learning, averaged over its steps."""
 
     epoch: int
     value_loss: float
+    """Expectile loss of V."""
     q_loss: float
+    """Squared error of Q, summed over both Q heads."""
     policy_loss: float
+    """Weighted negative log-likelihood of the recorded actions."""
     advantage: float
-    """By how much Q exceeds V."""
+    """Mean of Q - V."""
     weight: float
-    """What that makes a recorded choice count."""
+    """Mean weight of a recorded action in the policy loss."""
 
 
 class Critic(nn.Module):
-    """Says what states are worth, and gives two opinions of what was chosen there."""
+    """State values V and two action values Q, with an encoder of their own."""
 
     def __init__(self, config: ControllerConfig = ControllerConfig(), rng_seed: int = 0) -> None:
         super().__init__()
-        self.reader = Controller(config, rng_seed)
+        self.encoder = Controller(config, rng_seed)
         h = config.hidden
         inputs = h + 3 * config.slot_hidden + sum(TAIL_SIZES)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng_seed)
-            # Almost 0 at first, so that the policy clones until there is something to prefer.
-            self.opinions = nn.ModuleList(nn.Sequential(mlp(inputs, h, h), linear(h, 1, 0.01)) for _ in range(2))
+            # Q is almost 0 at first, so that the policy clones until Q has learned something.
+            self.q_heads = nn.ModuleList(nn.Sequential(mlp(inputs, h, h), linear(h, 1, 0.01)) for _ in range(2))
 
     def forward(
         self, seen: Observation, action: Int[Tensor, "L Q H"]
     ) -> tuple[Float[Tensor, "L Q"], Float[Tensor, "2 L Q"]]:
-        """V and both Q along sequences of which nothing is remembered at first."""
-        x, slots = self.reader.read(seen.features, seen.exists)
-        x = self.reader.remember(x, self.reader.blank(x.shape[1], x.device))
-        known = torch.cat([x, self.encode(slots, seen.blueprints, action)], -1)
-        return self.reader.value(x)[..., 0], torch.stack([opinion(known)[..., 0] for opinion in self.opinions])
+        """Return V and both Q of the recorded actions, along sequences that begin with a blank hidden state."""
+        x, slots = self.encoder.read(seen.features, seen.exists)
+        x = self.encoder.remember(x, self.encoder.blank(x.shape[1], x.device))
+        state_action = torch.cat([x, self.encode_action(slots, seen.blueprints, action)], -1)
+        return self.encoder.value(x)[..., 0], torch.stack([head(state_action)[..., 0] for head in self.q_heads])
 
-    def encode(
+    def encode_action(
         self, slots: Float[Tensor, "L Q S E"], blueprints: Float[Tensor, "L Q S K D"], action: Int[Tensor, "L Q H"]
     ) -> Float[Tensor, "L Q C"]:
-        """What was chosen, head by head; nothing for the heads that the op does not listen to."""
+        """Encode an action head by head; heads that its op does not use are 0."""
         op, slot, blueprint = action[..., : Head.STYLE].unbind(-1)
         parts = {
-            Head.OP: self.reader.op_code(op),
+            Head.OP: self.encoder.op_code(op),
             Head.SLOT: at_slot(slots, slot),
-            Head.BLUEPRINT: self.reader.blueprint(at_slot(at_slot(blueprints, slot), blueprint)),
+            Head.BLUEPRINT: self.encoder.blueprint(at_slot(at_slot(blueprints, slot), blueprint)),
         }
         parts |= {head: one_hot(action[..., head], size) for head, size in zip(TAIL, TAIL_SIZES, strict=True)}
-        listens = relevant(op)
-        return torch.cat([part.where(listens[..., head, None], 0.0) for head, part in parts.items()], -1)
+        used = relevant(op)
+        return torch.cat([part.where(used[..., head, None], 0.0) for head, part in parts.items()], -1)
 
 
-class Recorded(NamedTuple):
-    """Sequences of decisions, each within one life, and what came of them."""
+class OfflineData(NamedTuple):
+    """Sequences of recorded decisions with their rewards."""
 
-    lives: Lives
+    sequences: Sequences
     reward: Float[Tensor, "L Q"]
     ended: Bool[Tensor, "L Q"]
-    known: Bool[Tensor, "L Q"]
-    """Decisions that are followed by another or by the end. What followed the last before a cut was not recorded."""
+    has_next: Bool[Tensor, "L Q"]
+    """Whether the next state or the end of the episode was recorded; False for the last decision before a cut."""
 
 
-def recorded(controller: Controller, rollout: Rollout) -> Recorded:
-    """A rollout of any policy, as a controller reads it: whoever played had another memory, or none."""
-    must_be_finite(rollout)
+def to_offline_data(controller: Controller, rollout: Rollout) -> OfflineData:
+    """Cut a recorded rollout into sequences that begin with the controller's blank hidden state."""
+    require_finite(rollout)
     blank = controller.blank(rollout.reward.shape[1], rollout.reward.device)
-    lives = cut(rollout._replace(memory=blank), rollout.reward, rollout.reward, True, blank)
-    t, n, valid = sequences(rollout, whole=True)
+    sequences = to_sequences(rollout._replace(memory=blank), rollout.reward, rollout.reward, True, blank)
+    t, n, valid = sequence_indices(rollout, whole=True)
     ended = rollout.ended[t, n]
     followed = torch.cat([valid[1:], torch.zeros_like(valid[:1])])
-    found = Recorded(lives, rollout.reward[t, n], ended, valid & (ended | followed))
-    return some(found, found.known.any(0).nonzero()[:, 0])
+    data = OfflineData(sequences, rollout.reward[t, n], ended, valid & (ended | followed))
+    return select_data(data, data.has_next.any(0).nonzero()[:, 0])
 
 
-def some(episodes: Recorded, which: Int[Tensor, " Q"]) -> Recorded:
-    """Some of the sequences."""
-    lives, *rest = episodes
-    return Recorded(select(lives, which), *(x[:, which] for x in rest))
+def select_data(data: OfflineData, index: Int[Tensor, " Q"]) -> OfflineData:
+    """Return the sequences with these indices."""
+    sequences, *rest = data
+    return OfflineData(select(sequences, index), *(x[:, index] for x in rest))
 
 
 class IQLLosses(NamedTuple):
-    """Means over decisions whose consequence is known."""
+    """Losses and diagnostics of implicit Q-learning, means over decisions with a recorded next state."""
 
     value: Float[Tensor, ""]
     q: Float[Tensor, ""]
@@ -143,31 +157,31 @@ class IQLLosses(NamedTuple):
 
 
 def losses(
-    controller: Controller, critic: Critic, target: Critic, episodes: Recorded, config: OfflineConfig
+    controller: Controller, critic: Critic, target_critic: Critic, data: OfflineData, config: OfflineConfig
 ) -> IQLLosses:
-    """What V, Q and the policy would change. V and Q share a reader; the policy shares nothing with them."""
-    (seen, old, *_), known = episodes.lives, episodes.known
+    """Return the losses of V, Q and the policy. V and Q share an encoder; the policy has its own."""
+    (seen, old, *_), mask = data.sequences, data.has_next
     value, q = critic(seen, old.action)
-    judged = controller.judge(seen, episodes.lives.memory, old.action).log_probs
-    log_prob = judged.where(relevant(old.action[..., Head.OP]), 0.0).sum(-1)
+    log_probs = controller.judge(seen, data.sequences.memory, old.action).log_probs
+    log_prob = log_probs.where(relevant(old.action[..., Head.OP]), 0.0).sum(-1)
     with torch.no_grad():
-        believed = target(seen, old.action)[1].amin(0)
-        following = torch.cat([value[1:], torch.zeros_like(value[:1])])
-        earned = episodes.reward + config.gamma * following.where(~episodes.ended, 0.0)
-    advantage = (believed - value)[known]
+        q_target = target_critic(seen, old.action)[1].amin(0)
+        next_value = torch.cat([value[1:], torch.zeros_like(value[:1])])
+        target = data.reward + config.gamma * next_value.where(~data.ended, 0.0)
+    advantage = (q_target - value)[mask]
     weight = (config.beta * advantage.detach()).exp().clamp(max=config.largest_weight)
     return IQLLosses(
         value=expectile_loss(advantage, config.expectile),
-        q=(earned - q)[:, known].square().sum(0).mean(),
-        policy=-(weight * log_prob[known]).mean(),
+        q=(target - q)[:, mask].square().sum(0).mean(),
+        policy=-(weight * log_prob[mask]).mean(),
         advantage=advantage.mean(),
         weight=weight.mean(),
     )
 
 
-def expectile_loss(above: Float[Tensor, " D"], expectile: float) -> Float[Tensor, ""]:
-    """Squares of what an estimate misses; what lies above it counts `expectile`, what lies below counts the rest."""
-    return (above.square() * torch.where(above > 0, expectile, 1 - expectile)).mean()
+def expectile_loss(error: Float[Tensor, " D"], expectile: float) -> Float[Tensor, ""]:
+    """Return the mean squared error, with positive errors weighted `expectile` and others 1 - `expectile`."""
+    return (error.square() * torch.where(error > 0, expectile, 1 - expectile)).mean()
 
 
 def learn_offline(
@@ -176,31 +190,54 @@ def learn_offline(
     config: OfflineConfig = OfflineConfig(),
     critic: Critic | None = None,
 ) -> Iterator[OfflineReport]:
-    """Teach a controller, and a critic beside it, what was best among what was chosen in these episodes."""
-    parts = [part for part in (recorded(controller, rollout) for rollout in episodes) if part.known.any()]
+    """Train a controller by implicit Q-learning on recorded episodes; it can become better than what was recorded.
+
+    The controller is trained in place, while the returned iterator is consumed.
+
+    Args:
+        controller: Controller to train; its weights are the starting point.
+        episodes: Rollouts of any policies, from `record_episodes` or `load_episodes`.
+        config: Hyperparameters.
+        critic: Critic to train along with it; None builds a new one.
+
+    Returns:
+        An iterator that runs one epoch per step and yields its losses.
+
+    Raises:
+        EsperError: The episodes hold nothing to learn from, or values that are not finite.
+
+    Example:
+        ```python
+        episodes, _ = load_episodes("heuristic.safetensors")
+        controller = Controller()
+        for report in learn_offline(controller, [episodes], OfflineConfig(epochs=50)):
+            print(report.epoch, report.policy_loss)
+        ```
+    """
+    parts = [part for part in (to_offline_data(controller, rollout) for rollout in episodes) if part.has_next.any()]
     if not parts:
-        raise EsperError("episodes must hold at least one decision that is followed by another or by the end of a life")
-    device = parts[0].known.device
+        raise EsperError("episodes must hold at least one decision whose next state or end of episode was recorded")
+    device = parts[0].has_next.device
     critic = Critic(controller.config, config.rng_seed).to(device) if critic is None else critic
-    target = deepcopy(critic).requires_grad_(False)
+    target_critic = deepcopy(critic).requires_grad_(False)
     optimizer = torch.optim.AdamW([*controller.parameters(), *critic.parameters()], config.lr, weight_decay=0.0)
     generator = torch.Generator().manual_seed(config.rng_seed)
     for epoch in range(config.epochs):
         steps = []
         for part in parts:
-            order = torch.randperm(part.known.shape[1], generator=generator).to(device)
-            for which in order.chunk(config.minibatches):
-                found = losses(controller, critic, target, some(part, which), config)
+            order = torch.randperm(part.has_next.shape[1], generator=generator).to(device)
+            for index in order.chunk(config.minibatches):
+                loss = losses(controller, critic, target_critic, select_data(part, index), config)
                 optimizer.zero_grad()
-                (found.value + found.q + found.policy).backward()
+                (loss.value + loss.q + loss.policy).backward()
                 optimizer.step()
-                follow(target, critic, config.polyak)
-                steps.append(torch.stack(found).detach())
+                polyak_update(target_critic, critic, config.polyak)
+                steps.append(torch.stack(loss).detach())
         yield OfflineReport(epoch, *torch.stack(steps).mean(0).tolist())
 
 
 @torch.no_grad()
-def follow(target: Critic, critic: Critic, share: float) -> None:
-    """Move the target a share of its way to the critic."""
+def polyak_update(target: Critic, critic: Critic, fraction: float) -> None:
+    """Move the target's parameters this fraction of the way towards the critic's."""
     for old, new in zip(target.parameters(), critic.parameters(), strict=True):
-        old.lerp_(new, share)
+        old.lerp_(new, fraction)

@@ -1,7 +1,7 @@
-"""Proximal policy optimisation for a factored, masked, recurrent policy.
+"""Proximal policy optimization (arXiv:1707.06347) for a factored, masked, recurrent policy.
 
-loss = policy + value_coef * value - entropy_coef * entropy. Every head has its own ratio and learns from the decisions
-whose op listens to it: its loss is their mean, so that a rare head counts as much as a busy one.
+loss = policy + value_coef * value - entropy_coef * entropy. Every head has a ratio of its own; its policy loss and its
+entropy are means over the decisions whose op uses the head, so that a rare head counts as much as a busy one.
 """
 
 import warnings
@@ -15,52 +15,72 @@ from torch import Tensor, nn
 
 from esper.leyline.actions import Head, per_head
 from esper.leyline.errors import EsperError
-from esper.simic.advantages import against_siblings, gae, standardized
+from esper.simic.advantages import gae, standardize, subtract_group_mean
 from esper.simic.rollout import Rollout
 from esper.tamiyo.features import Features
 from esper.tamiyo.masks import relevant
 from esper.tamiyo.network import TAIL, TAIL_SIZES, Choice, Controller, HiddenState, Observation
 
-EVEN = {head.name.lower(): 1.0 for head in Head}
+EQUAL_WEIGHTS = {head.name.lower(): 1.0 for head in Head}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig:
+    """Hyperparameters of a PPO update.
+
+    Raises:
+        EsperError: A value is impossible; unusual but possible values only warn.
+
+    Example:
+        ```python
+        ppo = PPOConfig(lr=3e-4, lr_end=0.0, anneal=200, target_kl=0.015)
+        config = LearnConfig(updates=200, ppo=ppo)
+        ```
+    """
+
     lr: float = 1e-3
+    """Learning rate of Adam."""
     lr_end: float | None = None
-    """Where the learning rate ends up after `anneal` updates; None: where it began."""
+    """Learning rate after `anneal` updates; None keeps it constant."""
     gamma: float = 0.995
+    """Discount per decision; must equal reward.gamma."""
     lam: float = 0.97
-    """Of generalised advantages. With gamma 0.995, 1 / (1 - gamma * lam) = 29 decisions share in a surprise."""
+    """Lambda of generalized advantage estimation; credit spans about 1 / (1 - gamma * lam) decisions, 29 by default."""
     clip: float = 0.2
+    """Clip range of the probability ratio: 1 ± clip."""
     value_clip: float | None = None
-    """How far a value may move from the one expected while acting; None: as far as it likes."""
+    """Clip range of the value around the one recorded while acting; None does not clip."""
     value_coef: float = 0.5
+    """Weight of the value loss."""
     entropy_coef: float = 0.02
+    """Weight of the entropy bonus."""
     entropy_end: float | None = None
-    """Where the entropy coefficient ends up after `anneal` updates; None: where it began."""
+    """Weight of the entropy bonus after `anneal` updates; None keeps it constant."""
     anneal: int = 100
-    """Updates over which learning rate and entropy coefficient change, in a straight line."""
+    """Updates over which the learning rate and the entropy coefficient change linearly."""
     entropy_floor: float | None = None
-    """The least entropy coefficient of a decision, times all choices over the legal ones, at most 3 times: where few
-    are legal, those are explored the more. A floor on the coefficient, never on probabilities."""
-    entropy_weights: dict[str, float] = field(default_factory=lambda: dict(EVEN))
-    """The share of each head in the mean entropy."""
+    """Lower bound on the entropy coefficient of a decision, multiplied by all choices / legal choices (at most 3), so
+    that decisions with few legal choices are explored more; None sets no bound."""
+    entropy_weights: dict[str, float] = field(default_factory=lambda: dict(EQUAL_WEIGHTS))
+    """Weight of each head in the mean entropy, by the head's name; 1 each by default."""
     target_kl: float | None = None
-    """Of all heads together; an update ends before a step once it exceeds 1.5 times this."""
+    """Budget for approx_kl, summed over heads: an update stops once it exceeds 1.5 times this; None never stops."""
     max_grad_norm: float = 0.5
+    """Norm that gradients are clipped to, over all parameters together."""
     epochs: int = 2
+    """Passes over a rollout per update."""
     minibatches: int = 4
-    """Parts of a rollout, whole lives each, shuffled for every epoch."""
+    """Minibatches per epoch; each holds whole sequences, shuffled anew in every epoch."""
     accumulate: int = 1
-    """Pieces of a minibatch whose gradients are added up before a step, to save memory."""
+    """Pieces of a minibatch whose gradients are accumulated before a step, to save memory."""
     weight_decay: float = 0.0
-    """Of parameters that only the critic has: on categorical logits it would raise the entropy."""
+    """Weight decay of the critic's own parameters; on the policy's logits it would raise the entropy."""
     adam_eps: float = 1e-5
+    """Epsilon of Adam."""
     group_baseline: bool = True
-    """Compare siblings: advantages minus the mean of the others in the group."""
+    """Subtract from each advantage the mean of the other hosts of its group."""
     compile: str | None = None
-    """A backend of torch.compile for the losses, such as inductor; None: none."""
+    """Backend of torch.compile for the losses, such as inductor; None runs them eagerly."""
 
     def __post_init__(self) -> None:
         for name in ("lr", "clip", "max_grad_norm", "epochs", "minibatches", "accumulate", "adam_eps"):
@@ -75,72 +95,91 @@ class PPOConfig:
         if sum(per_head(self.entropy_weights)) <= 0:
             raise EsperError("entropy_weights must not all be 0")
         for unusual, why in (
-            (self.gamma < 0.9, f"gamma {self.gamma} looks only {1 / (1 - self.gamma + 1e-9):.0f} decisions ahead"),
-            (self.clip > 0.3, f"clip {self.clip} lets the policy move far from the one that acted"),
-            (self.entropy_coef > 0.1, f"entropy_coef {self.entropy_coef} may drown the reward"),
+            (
+                self.gamma < 0.9,
+                f"gamma {self.gamma} gives a horizon of only {1 / (1 - self.gamma + 1e-9):.0f} decisions",
+            ),
+            (self.clip > 0.3, f"clip {self.clip} lets the policy move far in one update"),
+            (self.entropy_coef > 0.1, f"entropy_coef {self.entropy_coef} may outweigh the reward"),
             (
                 self.epochs > 1 and self.value_clip is not None,
-                "value_clip holds on to values that later epochs outdate",
+                "value_clip with several epochs ties values to stale ones",
             ),
         ):
             if unusual:
                 warnings.warn(f"unusual: {why}", stacklevel=3)
 
-    def floored(self, coefficient: float, legal: Float[Tensor, "*N H"]) -> Float[Tensor, "*N H"] | float:
-        """The entropy coefficient of every decision and head, by the share of choices that were legal."""
+    def floor_entropy_coef(self, coefficient: float, legal: Float[Tensor, "*N H"]) -> Float[Tensor, "*N H"] | float:
+        """Return the entropy coefficient of every decision and head, given the fraction of choices that were legal."""
         if self.entropy_floor is None:
             return coefficient
         return (self.entropy_floor * (1 / legal).clamp(max=FLOOR_CAP)).clamp(min=coefficient)
 
     def entropy_at(self, update: int) -> float:
+        """Return the entropy coefficient of an update."""
         return self._annealed(self.entropy_coef, self.entropy_end, update)
 
     def lr_at(self, update: int) -> float:
+        """Return the learning rate of an update."""
         return self._annealed(self.lr, self.lr_end, update)
 
     def _annealed(self, start: float, end: float | None, update: int) -> float:
         if end is None:
             return start
-        share = min(update / self.anneal, 1.0) if self.anneal else 1.0
-        return start + share * (end - start)
+        fraction = min(update / self.anneal, 1.0) if self.anneal else 1.0
+        return start + fraction * (end - start)
 
 
 FLOOR_CAP = 3.0
+"""Largest factor by which few legal choices raise the entropy floor."""
 REVIEWED = {"value_clip": 10.0, "target_kl": 0.015, "epochs": 1}
-"""What the reviewed system chose, where it differs from our defaults."""
+"""Preset of an earlier system, where it differs from the defaults."""
 
 
-class Lives(NamedTuple):
-    """Sequences of decisions, each within one life, padded to the same length: (L, Q)."""
+class Sequences(NamedTuple):
+    """Q sequences of decisions cut from a rollout, each within one episode, padded to the longest length L."""
 
     seen: Observation
     old: Choice
+    """Choices, log-probabilities and values recorded while acting."""
     advantage: Float[Tensor, "L Q"]
     returns: Float[Tensor, "L Q"]
+    """Targets of the value."""
     valid: Bool[Tensor, "L Q"]
+    """False where padded."""
     memory: HiddenState
+    """Hidden state before the first decision of each sequence."""
 
 
 class PPOLosses(NamedTuple):
-    """Sums over decisions, to be divided by whole-minibatch counts."""
+    """Loss terms and diagnostics of a minibatch: sums over decisions from `losses`, means in an `UpdateResult`."""
 
     policy: Float[Tensor, " H"]
+    """Minus the clipped surrogate objective."""
     entropy: Float[Tensor, " H"]
-    bonus: Float[Tensor, " H"]
+    entropy_bonus: Float[Tensor, " H"]
     """Entropy times its coefficient."""
     approx_kl: Float[Tensor, " H"]
-    clipped: Float[Tensor, " H"]
+    """KL divergence from the policy that acted, estimated by (ratio - 1) - ln(ratio)."""
+    clip_fraction: Float[Tensor, " H"]
+    """Decisions whose ratio lies outside of the clip range."""
     value: Float[Tensor, ""]
+    """Half the squared error of the value."""
     ratio_min: Float[Tensor, " H"]
     ratio_max: Float[Tensor, " H"]
 
 
-BY_HEAD = ("policy", "entropy", "bonus", "approx_kl", "clipped")
-"""The losses that are sums over the decisions which listen to a head."""
+BY_HEAD = ("policy", "entropy", "entropy_bonus", "approx_kl", "clip_fraction")
+"""Fields of `PPOLosses` that are sums over the decisions whose op uses a head."""
 
 
-def sequences(rollout: Rollout, whole: bool) -> tuple[Int[Tensor, "L Q"], Int[Tensor, "L Q"], Bool[Tensor, "L Q"]]:
-    """Times and hosts of every life's part in a rollout, and which are real. If not `whole`, of single decisions."""
+def sequence_indices(
+    rollout: Rollout, whole: bool
+) -> tuple[Int[Tensor, "L Q"], Int[Tensor, "L Q"], Bool[Tensor, "L Q"]]:
+    """Return decision and host indices of each episode's part of a rollout, and a mask that is False for padding.
+
+    If not `whole`, every decision is a sequence by itself.
+    """
     start = rollout.start.clone()
     start[0] = True
     if not whole:
@@ -153,11 +192,19 @@ def sequences(rollout: Rollout, whole: bool) -> tuple[Int[Tensor, "L Q"], Int[Te
     return (first + steps).where(valid, first), host.expand_as(valid), valid
 
 
-def cut(
+def to_sequences(
     rollout: Rollout, advantage: Float[Tensor, "T N"], returns: Float[Tensor, "T N"], whole: bool, blank: HiddenState
-) -> Lives:
-    """A rollout as sequences, each with the memory it began with."""
-    t, n, valid = sequences(rollout, whole)
+) -> Sequences:
+    """Cut a rollout into sequences, each with its initial hidden state.
+
+    Args:
+        rollout: Decisions of all hosts.
+        advantage: Advantage of each decision.
+        returns: Value target of each decision.
+        whole: Keep each episode's part together, for a recurrent policy; otherwise every decision stands alone.
+        blank: Hidden state with which episodes begin.
+    """
+    t, n, valid = sequence_indices(rollout, whole)
 
     def at(x: Tensor) -> Tensor:
         return x[t, n]
@@ -167,96 +214,107 @@ def cut(
     memory = HiddenState(
         *(torch.where(continued[:, None], old[n[0]], new[n[0]]) for old, new in zip(rollout.memory, blank, strict=True))
     )
-    return Lives(seen, Choice(*map(at, rollout.choice)), at(advantage), at(returns), valid, memory)
+    return Sequences(seen, Choice(*map(at, rollout.choice)), at(advantage), at(returns), valid, memory)
 
 
-def select(lives: Lives, which: Int[Tensor, " Q"]) -> Lives:
-    """Some of the sequences."""
+def select(sequences: Sequences, index: Int[Tensor, " Q"]) -> Sequences:
+    """Return the sequences with these indices."""
 
     def at(x: Tensor) -> Tensor:
-        return x[:, which]
+        return x[:, index]
 
-    seen = Observation(Features(*map(at, lives.seen.features)), *map(at, lives.seen[1:]))
-    memory = HiddenState(*(x[which] for x in lives.memory))
-    old = Choice(*map(at, lives.old))
-    return Lives(seen, old, at(lives.advantage), at(lives.returns), at(lives.valid), memory)
+    seen = Observation(Features(*map(at, sequences.seen.features)), *map(at, sequences.seen[1:]))
+    memory = HiddenState(*(x[index] for x in sequences.memory))
+    old = Choice(*map(at, sequences.old))
+    return Sequences(seen, old, at(sequences.advantage), at(sequences.returns), at(sequences.valid), memory)
 
 
-def losses(controller: Controller, lives: Lives, config: PPOConfig, entropy_coef: float) -> PPOLosses:
-    """What the policy would change. Padding and heads that nobody listened to reach nothing."""
-    new = controller.judge(lives.seen, lives.memory, lives.old.action)
-    counts = relevant(lives.old.action[..., Head.OP]) & lives.valid[..., None]  # L Q H
-    log_ratio = (new.log_probs - lives.old.log_probs).where(counts, 0.0)
+def losses(controller: Controller, sequences: Sequences, config: PPOConfig, entropy_coef: float) -> PPOLosses:
+    """Return the loss terms, summed over decisions; padding and heads that the op does not use contribute nothing."""
+    old, returns, valid = sequences.old, sequences.returns, sequences.valid
+    new = controller.judge(sequences.seen, sequences.memory, old.action)
+    mask = relevant(old.action[..., Head.OP]) & valid[..., None]  # L Q H
+    log_ratio = (new.log_probs - old.log_probs).where(mask, 0.0)
     ratio = log_ratio.exp()
-    advantage = lives.advantage[..., None]
-    bounded = ratio.clamp(1 - config.clip, 1 + config.clip)
-    gain = torch.minimum(ratio * advantage, bounded * advantage)
-    error = (new.value - lives.returns).where(lives.valid, 0.0)
-    worst = error.square()
+    advantage = sequences.advantage[..., None]
+    clipped_ratio = ratio.clamp(1 - config.clip, 1 + config.clip)
+    surrogate = torch.minimum(ratio * advantage, clipped_ratio * advantage)
+    v_loss = (new.value - returns).where(valid, 0.0).square()
     if config.value_clip is not None:
-        near = lives.old.value + (new.value - lives.old.value).clamp(-config.value_clip, config.value_clip)
-        worst = torch.maximum(worst, (near - lives.returns).where(lives.valid, 0.0).square())
+        v_clipped = old.value + (new.value - old.value).clamp(-config.value_clip, config.value_clip)
+        v_loss = torch.maximum(v_loss, (v_clipped - returns).where(valid, 0.0).square())
 
     def over_decisions(x: Tensor) -> Tensor:
-        return x.where(counts, 0.0).sum((0, 1))
+        return x.where(mask, 0.0).sum((0, 1))
 
     with torch.no_grad():
-        kl = over_decisions(ratio - 1 - log_ratio)
-        clipped = over_decisions(((ratio - 1).abs() > config.clip).float())
-        seen = ratio.where(counts, torch.nan).flatten(0, 1)
-        low, high = seen.nan_to_num(torch.inf).amin(0), seen.nan_to_num(-torch.inf).amax(0)
+        approx_kl = over_decisions(ratio - 1 - log_ratio)
+        clip_fraction = over_decisions(((ratio - 1).abs() > config.clip).float())
+        used_ratio = ratio.where(mask, torch.nan).flatten(0, 1)
+        ratio_min = used_ratio.nan_to_num(torch.inf).amin(0)
+        ratio_max = used_ratio.nan_to_num(-torch.inf).amax(0)
     return PPOLosses(
-        policy=-over_decisions(gain),
+        policy=-over_decisions(surrogate),
         entropy=over_decisions(new.entropy),
-        bonus=over_decisions(config.floored(entropy_coef, new.legal) * new.entropy),
-        approx_kl=kl,
-        clipped=clipped,
-        value=0.5 * worst.sum(),
-        ratio_min=low,
-        ratio_max=high,
+        entropy_bonus=over_decisions(config.floor_entropy_coef(entropy_coef, new.legal) * new.entropy),
+        approx_kl=approx_kl,
+        clip_fraction=clip_fraction,
+        value=0.5 * v_loss.sum(),
+        ratio_min=ratio_min,
+        ratio_max=ratio_max,
     )
 
 
-class Totals(NamedTuple):
-    """What a minibatch's means are taken over."""
+class Counts(NamedTuple):
+    """Numbers of decisions that the sums in `PPOLosses` are divided by."""
 
     heads: Float[Tensor, " H"]
+    """Decisions whose op uses each head."""
     decisions: Float[Tensor, ""]
+    """All decisions."""
 
 
-def totals(lives: Lives) -> Totals:
-    counts = relevant(lives.old.action[..., Head.OP]) & lives.valid[..., None]
-    return Totals(counts.sum((0, 1)).float(), lives.valid.sum().float())
+def decision_counts(sequences: Sequences) -> Counts:
+    """Count the decisions of a minibatch, without padding."""
+    mask = relevant(sequences.old.action[..., Head.OP]) & sequences.valid[..., None]
+    return Counts(mask.sum((0, 1)).float(), sequences.valid.sum().float())
 
 
-def loss(found: PPOLosses, over: Totals, config: PPOConfig) -> Float[Tensor, ""]:
-    """One number: policy + value_coef * value - entropy_coef * entropy."""
-    heads = over.heads.clamp(min=1)
+def loss(sums: PPOLosses, counts: Counts, config: PPOConfig) -> Float[Tensor, ""]:
+    """Return the scalar loss: policy + value_coef * value - entropy_coef * entropy."""
+    heads = counts.heads.clamp(min=1)
     weights = torch.tensor(per_head(config.entropy_weights), device=heads.device)
-    policy = (found.policy / heads).sum()
-    bonus = (weights * found.bonus / heads).sum() / weights.sum()
-    return policy + config.value_coef * found.value / over.decisions.clamp(min=1) - bonus
+    policy = (sums.policy / heads).sum()
+    entropy_bonus = (weights * sums.entropy_bonus / heads).sum() / weights.sum()
+    return policy + config.value_coef * sums.value / counts.decisions.clamp(min=1) - entropy_bonus
 
 
 class UpdateResult(NamedTuple):
-    """An update in numbers; tensors stay on the device until someone reads them."""
+    """Numbers of one update; tensors stay on the device until they are read."""
 
     losses: PPOLosses
-    """Means over the minibatches that were used."""
+    """Means over the minibatches of the update."""
     samples: Float[Tensor, " H"]
+    """Decisions per epoch whose op uses each head."""
     advantage_mean: Tensor
+    """Before standardization."""
     advantage_std: Tensor
+    """Before standardization."""
     returns: Float[Tensor, "T N"]
     grad_norm: Tensor
+    """Before clipping."""
     grad_norm_clipped: Tensor
-    head_gradients: Float[Tensor, " H"]
+    head_grad_norms: Float[Tensor, " H"]
+    """Gradient norm of each head's own parameters, before clipping."""
     epochs: int
     steps: int
+    """Optimizer steps."""
     stopped: str | None
+    """Why the update stopped early; None if it did not."""
 
 
 class Learner:
-    """A controller and its optimiser."""
+    """A controller and the optimizer that improves it by PPO."""
 
     def __init__(self, controller: Controller, config: PPOConfig = PPOConfig(), rng_seed: int = 0) -> None:
         self.controller, self.config = controller, config
@@ -272,121 +330,127 @@ class Learner:
         self.updates = 0
 
     def update(self, rollout: Rollout, reward: Float[Tensor, "T N"] | None = None) -> UpdateResult:
-        """Learn from a rollout, with its own rewards or others in their place."""
+        """Improve the controller by one PPO update; `reward` replaces the rollout's own rewards.
+
+        A rollout with values that are not finite is skipped, and `stopped` says so.
+        """
         config, controller = self.config, self.controller
         rewards = rollout.reward if reward is None else reward
         raw = gae(rewards, rollout.choice.value, rollout.after, rollout.ended, config.gamma, config.lam)
         returns = raw + rollout.choice.value
-        compared = against_siblings(raw, rollout.groups, rollout.comparable) if config.group_baseline else raw
-        if broken := _broken(rewards=rewards, values=returns, **rollout.seen.features._asdict()):
+        baselined = subtract_group_mean(raw, rollout.groups, rollout.comparable) if config.group_baseline else raw
+        if names := _non_finite(rewards=rewards, values=returns, **rollout.seen.features._asdict()):
             self.updates += 1
-            return _nothing(compared, returns, f"nothing was learned: not finite in {', '.join(broken)}")
-        advantage = standardized(compared, torch.ones_like(rollout.ended))
+            return _skipped(baselined, returns, f"update skipped: values are not finite in {', '.join(names)}")
+        advantage = standardize(baselined, torch.ones_like(rollout.ended))
         blank = controller.blank(rollout.reward.shape[1], rollout.reward.device)
-        lives = cut(rollout, advantage, returns, controller.config.recurrent, blank)
-        for parameters in self.optimizer.param_groups:
-            parameters["lr"] = config.lr_at(self.updates)
-        found: list[PPOLosses] = []
-        samples, gradients = [], []
+        sequences = to_sequences(rollout, advantage, returns, controller.config.recurrent, blank)
+        for group in self.optimizer.param_groups:
+            group["lr"] = config.lr_at(self.updates)
+        means: list[PPOLosses] = []
+        counts, norms = [], []
         stopped = None
-        for which in self.minibatches(lives.valid.shape[1]):
-            part = select(lives, which.to(lives.valid.device))
-            mean, over, gradient, stopped = self.step(part)
-            found.append(mean)
-            samples.append(over.heads)
-            gradients.append(gradient)
+        for index in self.minibatches(sequences.valid.shape[1]):
+            minibatch = select(sequences, index.to(sequences.valid.device))
+            mean, count, norm, stopped = self.step(minibatch)
+            means.append(mean)
+            counts.append(count.heads)
+            norms.append(norm)
             if stopped:
                 break
         self.updates += 1
-        counted = torch.stack(samples)
-        means = _averaged(found, counted)
-        whole, clipped, heads = (torch.stack(x).mean(0) for x in zip(*gradients, strict=True))
-        epochs = -(-len(found) // min(config.minibatches, lives.valid.shape[1]))
+        samples = torch.stack(counts)
+        grad_norm, grad_norm_clipped, head_norms = (torch.stack(x).mean(0) for x in zip(*norms, strict=True))
+        epochs = -(-len(means) // min(config.minibatches, sequences.valid.shape[1]))
         return UpdateResult(
-            losses=means,
-            samples=counted.sum(0) / epochs,
-            advantage_mean=compared.mean(),
-            advantage_std=compared.std(),
+            losses=_weighted_mean(means, samples),
+            samples=samples.sum(0) / epochs,
+            advantage_mean=baselined.mean(),
+            advantage_std=baselined.std(),
             returns=returns,
-            grad_norm=whole,
-            grad_norm_clipped=clipped,
-            head_gradients=heads,
+            grad_norm=grad_norm,
+            grad_norm_clipped=grad_norm_clipped,
+            head_grad_norms=head_norms,
             epochs=epochs,
-            steps=len(found) - bool(stopped),
+            steps=len(means) - bool(stopped),
             stopped=stopped,
         )
 
     def minibatches(self, count: int) -> Iterator[Int[Tensor, " Q"]]:
-        """Every sequence once an epoch, in a new order each time."""
+        """Yield indices of sequences: each one once per epoch, shuffled anew in every epoch."""
         for _ in range(self.config.epochs):
             order = torch.randperm(count, generator=self.generator)
             yield from order.chunk(min(self.config.minibatches, count))
 
-    def step(self, lives: Lives) -> tuple[PPOLosses, Totals, tuple[Tensor, Tensor, Tensor], str | None]:
-        """One optimiser step, unless the policy has moved too far already."""
+    def step(self, sequences: Sequences) -> tuple[PPOLosses, Counts, tuple[Tensor, Tensor, Tensor], str | None]:
+        """Take one optimizer step, unless approx_kl exceeds its budget.
+
+        Returns:
+            Mean losses, decision counts, gradient norms (whole, clipped, by head), and why no step was taken, if so.
+        """
         config = self.config
         self.optimizer.zero_grad()
-        over = totals(lives)
-        pieces = torch.arange(lives.valid.shape[1], device=lives.valid.device).chunk(config.accumulate)
+        counts = decision_counts(sequences)
+        pieces = torch.arange(sequences.valid.shape[1], device=sequences.valid.device).chunk(config.accumulate)
         parts = []
-        coefficient = config.entropy_at(self.updates)
-        for piece in pieces:
-            some = select(lives, piece) if len(pieces) > 1 else lives
-            part = self.losses(self.controller, some, config, coefficient)
-            loss(part, over, config).backward()
+        entropy_coef = config.entropy_at(self.updates)
+        for index in pieces:
+            piece = select(sequences, index) if len(pieces) > 1 else sequences
+            part = self.losses(self.controller, piece, config, entropy_coef)
+            loss(part, counts, config).backward()
             parts.append(PPOLosses(*(x.detach() for x in part)))
-        heads = over.heads.clamp(min=1)
+        heads = counts.heads.clamp(min=1)
         total = PPOLosses(*(torch.stack(x).sum(0) for x in zip(*parts, strict=True)))
         mean = PPOLosses(
             **{name: getattr(total, name) / heads for name in BY_HEAD},
-            value=total.value / over.decisions.clamp(min=1),
+            value=total.value / counts.decisions.clamp(min=1),
             ratio_min=torch.stack([p.ratio_min for p in parts]).amin(0),
             ratio_max=torch.stack([p.ratio_max for p in parts]).amax(0),
         )
-        gradients = head_gradients(self.controller)
+        by_head = head_grad_norms(self.controller)
         norm = nn.utils.clip_grad_norm_(self.controller.parameters(), config.max_grad_norm)
-        recorded = norm, norm.clamp(max=config.max_grad_norm), gradients
+        norms = norm, norm.clamp(max=config.max_grad_norm), by_head
         if config.target_kl is not None and bool(mean.approx_kl.sum() > 1.5 * config.target_kl):
-            return mean, over, recorded, f"the policy moved by more than 1.5 times target_kl ({config.target_kl})"
+            return mean, counts, norms, f"approx_kl exceeded 1.5 times target_kl ({config.target_kl})"
         self.optimizer.step()
-        return mean, over, recorded, None
+        return mean, counts, norms, None
 
 
-def _averaged(found: list[PPOLosses], counted: Float[Tensor, "M H"]) -> PPOLosses:
-    """Means over minibatches. One without a head's decisions says nothing of it."""
-    share = counted / counted.sum(0).clamp(min=1)
+def _weighted_mean(means: list[PPOLosses], samples: Float[Tensor, "M H"]) -> PPOLosses:
+    """Average over minibatches, each head weighted by its number of decisions in them."""
+    weight = samples / samples.sum(0).clamp(min=1)
     return PPOLosses(
-        **{name: (torch.stack([getattr(f, name) for f in found]) * share).sum(0) for name in BY_HEAD},
-        value=torch.stack([f.value for f in found]).mean(),
-        ratio_min=torch.stack([f.ratio_min for f in found]).amin(0),
-        ratio_max=torch.stack([f.ratio_max for f in found]).amax(0),
+        **{name: (torch.stack([getattr(m, name) for m in means]) * weight).sum(0) for name in BY_HEAD},
+        value=torch.stack([m.value for m in means]).mean(),
+        ratio_min=torch.stack([m.ratio_min for m in means]).amin(0),
+        ratio_max=torch.stack([m.ratio_max for m in means]).amax(0),
     )
 
 
-def _broken(**tensors: Tensor) -> list[str]:
-    """The names of what is not finite."""
+def _non_finite(**tensors: Tensor) -> list[str]:
+    """Return the names of tensors with values that are not finite."""
     finite = torch.stack([x.isfinite().all() for x in tensors.values()]).tolist()
     return [name for name, fine in zip(tensors, finite, strict=True) if not fine]
 
 
-def _nothing(compared: Tensor, returns: Tensor, why: str) -> UpdateResult:
-    """An update that was not made."""
+def _skipped(advantage: Tensor, returns: Tensor, why: str) -> UpdateResult:
+    """Return the result of an update that changed nothing."""
     zero = torch.zeros(len(Head), device=returns.device)
-    found = PPOLosses(**{name: torch.zeros_like(zero) for name in PPOLosses._fields})._replace(value=zero[0])
-    return UpdateResult(found, zero, compared.mean(), compared.std(), returns, zero[0], zero[0], zero, 0, 0, why)
+    losses = PPOLosses(**{name: torch.zeros_like(zero) for name in PPOLosses._fields})._replace(value=zero[0])
+    return UpdateResult(losses, zero, advantage.mean(), advantage.std(), returns, zero[0], zero[0], zero, 0, 0, why)
 
 
-def head_gradients(controller: Controller) -> Float[Tensor, " H"]:
-    """Gradient norms of each head's own parameters; the heads with fixed choices share a layer and are told apart."""
+def head_grad_norms(controller: Controller) -> Float[Tensor, " H"]:
+    """Return the gradient norm of each head's own parameters; heads with fixed choices own rows of a shared layer."""
 
     def norm(module: nn.Module) -> Tensor:
         return torch.stack([p.grad.norm() for p in module.parameters() if p.grad is not None]).norm()
 
-    found = {Head.OP: norm(controller.op), Head.SLOT: norm(controller.slot_score)}
-    found[Head.BLUEPRINT] = norm(controller.blueprint_score)
+    norms = {Head.OP: norm(controller.op), Head.SLOT: norm(controller.slot_score)}
+    norms[Head.BLUEPRINT] = norm(controller.blueprint_score)
     last = controller.tail[-1]
     assert isinstance(last, nn.Linear)
     assert last.weight.grad is not None
     for head, rows in zip(TAIL, last.weight.grad.split(TAIL_SIZES), strict=True):
-        found[head] = rows.norm()
-    return torch.stack([found[head] for head in Head])
+        norms[head] = rows.norm()
+    return torch.stack([norms[head] for head in Head])

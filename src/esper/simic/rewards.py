@@ -1,4 +1,4 @@
-"""What a decision is worth: records of named terms, whose sum is the reward."""
+"""The objective J, the reward of a decision as a sum of named terms, and the schedule of the rent."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
@@ -15,11 +15,20 @@ Family = Literal["progress", "sparse", "contribution"]
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
+    """Which reward the controller receives for a decision, in terms of J = score - rent * ln(1 + growth).
+
+    Example:
+        ```python
+        reward = RewardConfig(family="sparse", gamma=0.99)
+        config = LearnConfig(reward=reward, ppo=PPOConfig(gamma=0.99))  # both discounts must agree
+        ```
+    """
+
     family: Family = "progress"
-    """progress: the objective as a potential; sparse: the objective at the end of a life; contribution: what each seed
-    is measured to be worth."""
+    """Reward family. progress: gamma * J after the decision - J before it; sparse: J at the end of the episode;
+    contribution: each active seed's measured contribution, minus rent."""
     gamma: float = 0.995
-    """How much the next decision counts against this one."""
+    """Discount per decision; must equal ppo.gamma."""
 
     def __post_init__(self) -> None:
         if self.family not in get_args(Family):
@@ -30,12 +39,22 @@ class RewardConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RentSchedule:
-    """Rent is fixed within a life; the lives of later updates may pay more."""
+    """Linear schedule of the rent, the price of growth in J, over the updates of a training.
+
+    A host keeps the rent that its episode began with. Exams charge the final rent.
+
+    Example:
+        ```python
+        RentSchedule(start=0.0, end=0.04, updates=4).at(1)  # 0.01
+        ```
+    """
 
     start: float = 0.0
+    """Rent at the first update."""
     end: float = 0.02
+    """Rent once the schedule has ended, and in exams."""
     updates: int = 20
-    """How many updates it takes from start to end."""
+    """Updates from start to end; 0 charges the final rent from the first update."""
 
     def __post_init__(self) -> None:
         for name in ("start", "end", "updates"):
@@ -43,18 +62,24 @@ class RentSchedule:
                 raise EsperError(f"{name} must not be negative, not {getattr(self, name)}")
 
     def at(self, update: int) -> float:
-        share = min(update / self.updates, 1.0) if self.updates else 1.0
-        return self.start + share * (self.end - self.start)
+        """Return the rent of episodes that begin during this update."""
+        fraction = min(update / self.updates, 1.0) if self.updates else 1.0
+        return self.start + fraction * (self.end - self.start)
 
 
 class Reward(NamedTuple):
-    """The terms of one decision's reward."""
+    """The terms of the reward of one decision of every host."""
 
     progress: Float[Tensor, " N"]
+    """gamma * J after the decision - J before it."""
     outcome: Float[Tensor, " N"]
+    """J at the end of the episode."""
     contribution: Float[Tensor, " N"]
+    """Sum of the measured contributions of active seeds."""
     rent: Float[Tensor, " N"]
+    """Rent for the growth, where no other term contains it."""
     penalty: Float[Tensor, " N"]
+    """Minus the penalty of a host that failed."""
 
     @property
     def total(self) -> Float[Tensor, " N"]:
@@ -62,7 +87,7 @@ class Reward(NamedTuple):
 
 
 def objective(signals: Signals, rent: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """J: the score, minus rent for what has grown."""
+    """Return J = score - rent * ln(1 + growth) of every host."""
     return signals.score.float() - rent * torch.log1p(signals.growth.float())
 
 
@@ -74,13 +99,22 @@ def reward(
     ended: Bool[Tensor, " N"],
     config: RewardConfig,
 ) -> Reward:
-    """For the decision between these two. Sickness costs its penalty in every family, once."""
+    """Return the reward of the decision that led from the signals `before` to those `after`.
+
+    Args:
+        before: Signals when the decision was made.
+        after: Signals one epoch later; of a host whose episode ended, its own final ones.
+        rent: Rent of each host.
+        penalty: Penalty of hosts that failed, 0 elsewhere; subtracted in every family.
+        ended: Whether the episode ended with this decision.
+        config: The reward family and its discount.
+    """
     zero = torch.zeros_like(rent)
     terms = Reward(zero, zero, zero, zero, -penalty.float())
-    now = objective(after, rent)
+    j = objective(after, rent)
     if config.family == "progress":
-        return terms._replace(progress=config.gamma * now - objective(before, rent))
+        return terms._replace(progress=config.gamma * j - objective(before, rent))
     if config.family == "sparse":
-        return terms._replace(outcome=now.where(ended, 0.0))
-    worth = after.vitals.contribution.float().nan_to_num(0.0).where(after.slots.alpha > 0, 0.0)
-    return terms._replace(contribution=worth.sum(1), rent=-rent * torch.log1p(after.growth.float()))
+        return terms._replace(outcome=j.where(ended, 0.0))
+    contribution = after.vitals.contribution.float().nan_to_num(0.0).where(after.slots.alpha > 0, 0.0)
+    return terms._replace(contribution=contribution.sum(1), rent=-rent * torch.log1p(after.growth.float()))

@@ -1,4 +1,4 @@
-"""Lives under a policy, recorded: T decisions of all hosts of several fleets, joined on N."""
+"""Rollouts: T decisions of all hosts of several fleets under a policy, joined along N."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,13 +22,21 @@ from esper.tolaria import FleetEnv
 
 @dataclass(frozen=True, kw_only=True)
 class CollectConfig:
+    """How rollouts are collected.
+
+    Example:
+        ```python
+        CollectConfig(horizon=50, budget=2.0)  # 50 decisions of every host; seeds add at most twice its parameters
+        ```
+    """
+
     horizon: int = 25
-    """Decisions of every host in one rollout."""
+    """Decisions of every host in one rollout; episodes may span several rollouts."""
     terminal: bool = True
-    """The end of a life is known and observed, so nothing is expected after it. If not, the time limit is external and
-    what would have followed is estimated."""
+    """Treat the time limit as the end of the episode, without bootstrapping. If false, the value after it is
+    bootstrapped from the critic."""
     budget: float = float("inf")
-    """The growth that a host may reach."""
+    """Largest growth that a host may reach: added parameters over those of the bare host."""
 
     def __post_init__(self) -> None:
         if self.horizon < 1:
@@ -38,46 +46,51 @@ class CollectConfig:
 
 
 class Rollout(NamedTuple):
-    """What was seen, done and earned."""
+    """Observations, choices and rewards of T decisions of N hosts."""
 
     seen: Observation
     choice: Choice
     reward: Float[Tensor, "T N"]
     after: Float[Tensor, "T N"]
-    """The value of where a decision led; 0 where nothing can follow."""
+    """Critic's value of the state that the decision led to; 0 where the episode terminated."""
     ended: Bool[Tensor, "T N"]
+    """Whether the episode ended after the decision."""
     sick: Bool[Tensor, "T N"]
-    """The life ended before its time."""
+    """Whether it ended early because the host failed."""
     start: Bool[Tensor, "T N"]
-    """The first decision of a life."""
+    """Whether this is the first decision of an episode."""
     comparable: Bool[Tensor, "T N"]
-    """Born with its group."""
+    """Whether the host's episode began together with those of its group."""
     objective: Float[Tensor, "T N"]
-    """J where the decision led."""
+    """J after the decision."""
     score: Float[Tensor, "T N"]
+    """Validation score after the decision."""
     growth: Float[Tensor, "T N"]
+    """Growth after the decision."""
     groups: Int[Tensor, " N"]
+    """Group of each host; its members share initial weights and data order."""
     memory: HiddenState
-    """Before the first decision."""
+    """Hidden state before the first decision."""
 
 
-def must_be_finite(rollout: Rollout) -> None:
-    """What one learns from once cannot be skipped like a bad rollout of many."""
+def require_finite(rollout: Rollout) -> None:
+    """Raise EsperError if a recorded rollout holds rewards or features that are not finite."""
     if not bool(rollout.reward.isfinite().all() & rollout.seen.features.host.isfinite().all()):
-        raise EsperError("the episodes hold rewards or features that are not finite; nothing was learned")
+        raise EsperError("episodes hold rewards or features that are not finite; record them again")
 
 
-class Live(NamedTuple):
-    """Where one fleet stands between two decisions."""
+class FleetState(NamedTuple):
+    """What one fleet's next decision depends on, besides the env and the policy's hidden state."""
 
     signals: Signals
     history: ScoreHistory
     rent: Float[Tensor, " N"]
     fresh: Bool[Tensor, " N"]
+    """Whether the host's episode has just begun."""
 
 
 class Collector:
-    """Several fleets that one policy plays on, and where they stand."""
+    """Several fleets that one policy acts on, and their state between two rollouts."""
 
     def __init__(
         self, envs: Sequence[FleetEnv], controller: Controller, config: CollectConfig, rng_seed: int = 0
@@ -93,7 +106,7 @@ class Collector:
         offsets = torch.tensor([0, *(int(env.groups.max()) + 1 for env in envs)]).cumsum(0)
         self.groups = torch.cat([env.groups + offset for env, offset in zip(envs, offsets.tolist(), strict=False)])
         self.decisions = 0
-        self.lives: list[Live] = []
+        self.states: list[FleetState] = []
         self.memory = controller.blank(sum(self.sizes), self.device)
 
     def _described(self, env: FleetEnv) -> Tensor:
@@ -104,7 +117,7 @@ class Collector:
 
     @staticmethod
     def _padded(x: Tensor, value: float | bool, sizes: tuple[int, ...], axis: int = 0) -> Tensor:
-        """Make some axes as long as the longest fleet's."""
+        """Pad axes, from `axis` on, to these sizes."""
         for i, size in enumerate(sizes):
             missing = size - x.shape[axis + i]
             if missing:
@@ -114,37 +127,39 @@ class Collector:
         return x
 
     def begin(self, rent: float) -> None:
-        """Fresh hosts everywhere. An env that leaves one of them nothing to choose is refused."""
-        self.lives = []
+        """Reset all fleets. Raises EsperError if a host has no legal op."""
+        self.states = []
         for env in self.envs:
             signals = env.reset()
-            everyone = torch.ones_like(signals.sibling)
-            history = remember(empty_history(len(everyone), self.device), signals, everyone)
-            self.lives.append(
-                Live(signals, history, torch.full_like(signals.score, rent, dtype=torch.float32), everyone)
+            all_hosts = torch.ones_like(signals.sibling)
+            history = remember(empty_history(len(all_hosts), self.device), signals, all_hosts)
+            self.states.append(
+                FleetState(signals, history, torch.full_like(signals.score, rent, dtype=torch.float32), all_hosts)
             )
         check(self.observe().legal.any(-1), Head.OP.name.lower())
 
     def observe(self) -> Observation:
-        """What the policy sees of all fleets."""
-        parts = [self._observe(env, live) for env, live in zip(self.envs, self.lives, strict=True)]
+        """Return the policy's observation of all fleets, padded and joined along N."""
+        parts = [self._observe(env, state) for env, state in zip(self.envs, self.states, strict=True)]
         joined = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
         return Observation(Features(joined[0], joined[1]), joined[2], joined[3], self.blueprints)
 
-    def view(self, env: FleetEnv, live: Live) -> View:
-        return View(live.signals, live.history, env.setting, live.rent, torch.full_like(live.rent, self.config.budget))
+    def view(self, env: FleetEnv, state: FleetState) -> View:
+        return View(
+            state.signals, state.history, env.setting, state.rent, torch.full_like(state.rent, self.config.budget)
+        )
 
-    def _observe(self, env: FleetEnv, live: Live) -> tuple[Tensor, ...]:
-        features, legal, paid = look(self.view(env, live))
+    def _observe(self, env: FleetEnv, state: FleetState) -> tuple[Tensor, ...]:
+        features, legal, affordable = look(self.view(env, state))
         return (
             features.host,
             self._padded(features.slots, 0.0, (self.num_slots,), 1),
             self._padded(legal, False, (self.num_slots,), 2),
-            self._padded(paid, False, (self.num_slots, self.num_blueprints), 1),
+            self._padded(affordable, False, (self.num_slots, self.num_blueprints), 1),
         )
 
     def draws(self) -> Float[Tensor, "N A"]:
-        """Fresh uniform numbers for every choice, a function of place and time alone."""
+        """Draw uniform numbers for every choice of every host, keyed by the host's place and the decision's number."""
         places = torch.arange(sum(self.sizes), device=self.device)
         self.decisions += 1
         keys = key(key(self.rng_seed, Purpose.ACTION, self.decisions), places)
@@ -152,7 +167,7 @@ class Collector:
 
 
 def collect(fleets: Collector, controller: Controller, rent: float, rewards: RewardConfig) -> Rollout:
-    """Play for a horizon. Whoever is born during it pays `rent` for life."""
+    """Collect a rollout under a controller. Episodes that begin during it pay `rent` until they end."""
 
     def choose(seen: Observation) -> Choice:
         with torch.inference_mode():
@@ -163,37 +178,57 @@ def collect(fleets: Collector, controller: Controller, rent: float, rewards: Rew
         with torch.inference_mode():
             return controller.expect(seen, fleets.memory)
 
-    return _played(fleets, choose, expect, rent, rewards)
+    return _collect(fleets, choose, expect, rent, rewards)
 
 
 def record(fleets: Collector, policies: Sequence[Policy], rent: float, rewards: RewardConfig) -> Rollout:
-    """The same under a rule for each fleet, to learn from: nothing is expected, and every choice counts as certain."""
+    """Collect a rollout under one policy per fleet; values and log-probabilities in it are 0."""
     for policy, env in zip(policies, fleets.envs, strict=True):
         policy.begin(env.setting, env.fleet.num_hosts, fleets.device)
-    nothing = torch.zeros(sum(fleets.sizes), device=fleets.device)
+    no_value = torch.zeros(sum(fleets.sizes), device=fleets.device)
 
     def choose(seen: Observation) -> Choice:
         actions = []
-        numbers = fleets.draws().split(fleets.sizes)
-        for policy, env, live, random in zip(policies, fleets.envs, fleets.lives, numbers, strict=True):
-            actions.append(policy.decide(fleets.view(env, live), live.fresh, random[:, : draws(env.setting)]))
+        uniforms = fleets.draws().split(fleets.sizes)
+        for policy, env, state, random in zip(policies, fleets.envs, fleets.states, uniforms, strict=True):
+            actions.append(policy.decide(fleets.view(env, state), state.fresh, random[:, : draws(env.setting)]))
         action = torch.cat(actions)
-        certain = torch.zeros_like(action, dtype=torch.float32)
-        return Choice(action, certain, nothing)
+        log_probs = torch.zeros_like(action, dtype=torch.float32)
+        return Choice(action, log_probs, no_value)
 
-    return _played(fleets, choose, lambda seen: nothing, rent, rewards)
+    return _collect(fleets, choose, lambda seen: no_value, rent, rewards)
 
 
 def record_episodes(
     env: FleetEnv, policies: Sequence[Policy], controller: Controller, rent: float, rewards: RewardConfig, rng_seed: int
 ) -> Rollout:
-    """One life of every host under policies side by side, for this controller to learn from."""
+    """Record one episode of every host under the given policies, for a controller to learn from.
+
+    Args:
+        env: Fleet to run; all episodes must begin together.
+        policies: Host n follows policy n modulo their number.
+        controller: Controller that will learn from the recording; it fixes the size of the hidden state.
+        rent: Price of growth in J.
+        rewards: Which reward to record.
+        rng_seed: Seed of the policies' random numbers.
+
+    Returns:
+        The decisions of all hosts, to be passed to `clone` or `learn_offline`, or kept with `save_episodes`.
+
+    Example:
+        ```python
+        policies = [Heuristic(), Never()]
+        episodes = record_episodes(env, policies, controller, rent=0.02, rewards=RewardConfig(), rng_seed=0)
+        for report in clone(controller, [episodes]):
+            print(report.epoch, report.held_out_loss)
+        ```
+    """
     fleets = Collector([env], controller, CollectConfig(horizon=env.setting.episode), rng_seed)
     fleets.begin(rent)
     return record(fleets, [SideBySide(policies)], rent, rewards)
 
 
-def _played(
+def _collect(
     fleets: Collector,
     choose: Callable[[Observation], Choice],
     expect: Callable[[Observation], Float[Tensor, " N"]],
@@ -202,23 +237,25 @@ def _played(
 ) -> Rollout:
     rows: list[tuple[Tensor, ...]] = []
     observations, choices = [], []
-    before = fleets.memory
+    initial_memory = fleets.memory
     for _ in range(fleets.config.horizon):
         seen = fleets.observe()
-        start = torch.cat([live.fresh for live in fleets.lives])
+        start = torch.cat([state.fresh for state in fleets.states])
         choice = choose(seen)
         observations.append(seen)
         choices.append(choice)
         rows.append((start, *_step(fleets, expect, choice.action, rent, rewards)))
-    last = expect(fleets.observe())
-    start, gained, ended, sick, beyond, comparable, j, score, growth = (torch.stack(x) for x in zip(*rows, strict=True))
+    last_value = expect(fleets.observe())
+    start, reward, ended, sick, bootstrap, comparable, j, score, growth = (
+        torch.stack(x) for x in zip(*rows, strict=True)
+    )
     choice = Choice(*(torch.stack(x) for x in zip(*choices, strict=True)))
-    following = torch.cat([choice.value[1:], last[None]])
+    next_value = torch.cat([choice.value[1:], last_value[None]])
     return Rollout(
         seen=_stacked(observations),
         choice=choice,
-        reward=gained,
-        after=torch.where(ended, beyond, following),
+        reward=reward,
+        after=torch.where(ended, bootstrap, next_value),
         ended=ended,
         sick=sick,
         start=start,
@@ -227,7 +264,7 @@ def _played(
         score=score,
         growth=growth,
         groups=fleets.groups,
-        memory=before,
+        memory=initial_memory,
     )
 
 
@@ -238,43 +275,45 @@ def _step(
     rent: float,
     rewards: RewardConfig,
 ) -> tuple[Tensor, ...]:
-    """One decision of every fleet."""
+    """Apply one decision of every fleet; returns what `_collect` stacks over time."""
     results = []
-    lives = []
-    for env, live, chosen in zip(fleets.envs, fleets.lives, action.clone().split(fleets.sizes), strict=True):
+    states = []
+    for env, state, chosen in zip(fleets.envs, fleets.states, action.clone().split(fleets.sizes), strict=True):
         step = env.step(chosen)
         ended = step.terminated | step.truncated
-        gained = reward(live.signals, step.final, live.rent, step.penalty, ended, rewards).total
-        over_for_good = step.terminated | fleets.config.terminal
-        j = objective(step.final, live.rent)
-        results.append((gained, ended, step.terminated, over_for_good, live.signals.sibling, j, step.final))
-        history = remember(live.history, step.signals, ended)
-        lives.append(Live(step.signals, history, torch.where(ended, rent, live.rent), ended))
-    gained, ended, sick, final_end, comparable, j = (torch.cat([r[i] for r in results]) for i in range(6))
-    beyond = torch.zeros_like(gained)
-    if not fleets.config.terminal and bool((ended & ~final_end).any()):
-        beyond = expect(_finally(fleets, [r[6] for r in results])).where(~final_end, 0.0)
-    fleets.lives = lives
+        total = reward(state.signals, step.final, state.rent, step.penalty, ended, rewards).total
+        terminal = step.terminated | fleets.config.terminal
+        j = objective(step.final, state.rent)
+        results.append((total, ended, step.terminated, terminal, state.signals.sibling, j, step.final))
+        history = remember(state.history, step.signals, ended)
+        states.append(FleetState(step.signals, history, torch.where(ended, rent, state.rent), ended))
+    total, ended, sick, terminal, comparable, j = (torch.cat([r[i] for r in results]) for i in range(6))
+    bootstrap = torch.zeros_like(total)
+    if not fleets.config.terminal and bool((ended & ~terminal).any()):
+        bootstrap = expect(_final_observation(fleets, [r[6] for r in results])).where(~terminal, 0.0)
+    fleets.states = states
     fleets.memory = HiddenState(*(old.where(~ended[:, None], 0.0) for old in fleets.memory))
     score, growth = (torch.cat([getattr(r[6], name).float() for r in results]) for name in ("score", "growth"))
-    return gained, ended, sick, beyond, comparable, j, score, growth
+    return total, ended, sick, bootstrap, comparable, j, score, growth
 
 
-def _finally(fleets: Collector, finals: list[Signals]) -> Observation:
-    """What there was to see where lives were cut off, before others took their places."""
-    kept = fleets.lives
-    no_one = [torch.zeros_like(live.fresh) for live in kept]
-    fleets.lives = [
-        Live(final, remember(live.history, final, none), live.rent, none)
-        for live, final, none in zip(kept, finals, no_one, strict=True)
+def _final_observation(fleets: Collector, finals: list[Signals]) -> Observation:
+    """Observe the final signals of truncated episodes, before fresh hosts replaced them."""
+    states = fleets.states
+    none_fresh = [torch.zeros_like(state.fresh) for state in states]
+    fleets.states = [
+        FleetState(final, remember(state.history, final, fresh), state.rent, fresh)
+        for state, final, fresh in zip(states, finals, none_fresh, strict=True)
     ]
     seen = fleets.observe()
-    fleets.lives = kept
+    fleets.states = states
     return seen
 
 
 def _stacked(observations: list[Observation]) -> Observation:
     host, slots = (torch.stack([o.features[i] for o in observations]) for i in range(2))
-    legal, paid = (torch.stack([getattr(o, name) for o in observations]) for name in ("legal", "affordable"))
+    legal, affordable = (torch.stack([getattr(o, name) for o in observations]) for name in ("legal", "affordable"))
     blueprints = observations[0].blueprints
-    return Observation(Features(host, slots), legal, paid, blueprints.expand(len(observations), *blueprints.shape))
+    return Observation(
+        Features(host, slots), legal, affordable, blueprints.expand(len(observations), *blueprints.shape)
+    )

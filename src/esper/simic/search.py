@@ -1,4 +1,4 @@
-"""Plans written by chance, and policies compared host by host."""
+"""Search for growth plans: random and grid candidates, paired comparison, successive halving."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ P = TypeVar("P", bound=Policy)
 
 
 def single_plans(setting: Setting, decisions: Sequence[int]) -> list[FixedPlan]:
-    """Every blueprint in every slot at each of these times, alone."""
+    """Return one plan per blueprint, slot and decision, each of which germinates a single seed."""
     return [
         FixedPlan([PlanStep(decision, {"op": "GERMINATE", "slot": slot, "blueprint": name})])
         for decision in decisions
@@ -30,7 +30,10 @@ def single_plans(setting: Setting, decisions: Sequence[int]) -> list[FixedPlan]:
 
 
 def random_plans(setting: Setting, count: int, rng_seed: int = 0) -> list[FixedPlan]:
-    """Seeds of any kind in some slots, from the beginning or later in the first half; half of them hurried on."""
+    """Return random plans: a seed in each of some slots, germinated within the first half of the episode.
+
+    Half of the seeds are advanced two decisions after they germinate.
+    """
     if count < 1:
         raise EsperError(f"count must be at least 1, not {count}")
     generator = random.Random(rng_seed)
@@ -38,10 +41,10 @@ def random_plans(setting: Setting, count: int, rng_seed: int = 0) -> list[FixedP
 
 
 def _random_plan(setting: Setting, generator: random.Random) -> list[PlanStep]:
-    lines = []
+    steps = []
     for slot in generator.sample(setting.space.slots, generator.randint(1, len(setting.space.slots))):
         decision = generator.choice((0, generator.randrange(max(setting.episode // 2, 1))))
-        seed = {
+        action = {
             "op": "GERMINATE",
             "slot": slot,
             "blueprint": generator.choice(setting.space.blueprints),
@@ -49,10 +52,10 @@ def _random_plan(setting: Setting, generator: random.Random) -> list[PlanStep]:
             "tempo": generator.choice(list(TEMPOS)),
             "alpha_target": generator.choice(list(ALPHA_TARGETS)),
         }
-        lines.append(PlanStep(decision, seed))
+        steps.append(PlanStep(decision, action))
         if generator.random() < 0.5:
-            lines.append(PlanStep(decision + 2, {"op": "ADVANCE", "slot": slot}))
-    return lines
+            steps.append(PlanStep(decision + 2, {"op": "ADVANCE", "slot": slot}))
+    return steps
 
 
 def compare(
@@ -62,14 +65,20 @@ def compare(
     rng_seed: int = 0,
     on_step: StepCallback = lambda actions, step: None,
 ) -> list[Outcome]:
-    """One life under each policy, for hosts of the same weights and batches: outcomes over groups, (N / policies)."""
+    """Evaluate several policies on hosts with identical initial weights and batches.
+
+    The env's groups must have one host per policy.
+
+    Returns:
+        For each policy, the outcomes of its hosts, one per group.
+    """
     if env.config.group != len(policies):
-        raise EsperError(f"the env's group ({env.config.group}) must be the number of policies, {len(policies)}")
+        raise EsperError(f"the env's group ({env.config.group}) must equal the number of policies, {len(policies)}")
     outcome = evaluate(env, SideBySide(policies), rent, rng_seed, on_step=on_step)
     return [Outcome(*(x.view(-1, len(policies))[:, i] for x in outcome)) for i in range(len(policies))]
 
 
-def tournament(
+def successive_halving(
     build: Callable[[int, int, int], FleetEnv],
     policies: Sequence[P],
     rent: float,
@@ -77,10 +86,21 @@ def tournament(
     best: int = 1,
     room: int = 512,
 ) -> tuple[list[P], int]:
-    """All meet on a few hosts, then the better quarter on four times as many fresh ones, until no more than `best` are
-    left: every round costs the same. Returns those, the best first, and how many lives it took.
+    """Find the best policies by successive halving with a factor of 4 (arXiv:1502.07943).
 
-    `build(hosts, group, round)` makes an env for so many policies; `room` is how many hosts it may hold.
+    Every round keeps the best quarter and evaluates it on four times as many fresh hosts, so that all rounds cost
+    about as much.
+
+    Args:
+        build: `build(hosts, group, round)` returns an env with `hosts` groups of `group` hosts, fresh in every round.
+        policies: Candidates.
+        rent: Price of growth in J.
+        hosts: Hosts per policy in the first round.
+        best: Number of policies to return.
+        room: Largest number of hosts in one env; more policies are evaluated in several envs.
+
+    Returns:
+        The `best` policies, the best first, and the number of episodes that the search took.
     """
     left, episodes, round = list(policies), 0, 0
     while len(left) > best:
@@ -95,7 +115,7 @@ def tournament(
 
 
 def pair_plans(setting: Setting, decisions: Sequence[int], count: int, rng_seed: int = 0) -> list[FixedPlan]:
-    """Some pairs of single plans in different slots."""
+    """Return a random sample of pairs of single plans in different slots."""
     singles = single_plans(setting, decisions)
     both = [
         FixedPlan([*a.plan, *b.plan])

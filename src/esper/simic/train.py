@@ -1,4 +1,4 @@
-"""The loop that everything serves."""
+"""The training loop of a controller: collect a rollout, update by PPO, report."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage, Voice
 from esper.leyline.reports import Detail, HeadReport, LifeReport, UpdateReport
 from esper.simic.anomalies import AnomalyDetector, Bounds, gradient_health
-from esper.simic.normalizers import Running, spread
+from esper.simic.normalizers import RunningMeanStd, update_reward_std
 from esper.simic.ppo import Learner, PPOConfig, UpdateResult
 from esper.simic.rewards import RentSchedule, RewardConfig
 from esper.simic.rollout import CollectConfig, Collector, Rollout, collect
@@ -22,25 +22,40 @@ from esper.tamiyo.network import Controller
 from esper.tolaria import FleetEnv
 
 AT_END = ("objective", "score", "growth")
-"""What is told of a life that has ended."""
-HELD = [
+"""Fields of a rollout that are reported for episodes that ended."""
+OCCUPIED = [
     column_names(SLOT_FEATURES).index(f"is_{stage.name.lower()}") for stage in Stage if stage.voice is not Voice.EMPTY
 ]
-"""The features of a slot of which one is 1 if it holds a seed."""
+"""Columns of the slot features of which exactly one is 1 if the slot holds a seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnConfig:
-    """Everything about learning a policy."""
+    """Configuration of a controller's training.
+
+    Raises:
+        EsperError: There are no updates, or reward.gamma and ppo.gamma differ.
+
+    Example:
+        ```python
+        LearnConfig(updates=100, ppo=PPOConfig(lr=3e-4), rent=RentSchedule(end=0.05))
+        ```
+    """
 
     updates: int = 40
+    """Number of updates; each one collects a rollout and learns from it."""
     ppo: PPOConfig = PPOConfig()
+    """Hyperparameters of an update."""
     collect: CollectConfig = CollectConfig()
+    """How rollouts are collected."""
     reward: RewardConfig = RewardConfig()
+    """Reward of a decision."""
     rent: RentSchedule = RentSchedule()
+    """Price of growth in J, over the updates."""
     bounds: Bounds = Bounds()
-    """Of what is normal in an update."""
+    """Bounds beyond which an update is reported as an anomaly."""
     rng_seed: int = 0
+    """Seed of action sampling and of the shuffling of minibatches."""
 
     def __post_init__(self) -> None:
         if self.updates < 1:
@@ -50,41 +65,65 @@ class LearnConfig:
 
 
 class Training:
-    """A controller in training, and all that its next update depends on."""
+    """A controller in training, with all state that its next update depends on."""
 
     def __init__(self, envs: Sequence[FleetEnv], controller: Controller, config: LearnConfig) -> None:
         self.controller, self.config, self.update = controller, config, 0
         self.learner = Learner(controller, config.ppo, config.rng_seed)
         self.fleets = Collector(envs, controller, config.collect, config.rng_seed)
-        self.scale, self.watch = Running((), self.fleets.device), AnomalyDetector(config.bounds)
+        self.scale, self.watch = RunningMeanStd((), self.fleets.device), AnomalyDetector(config.bounds)
         self.fleets.begin(config.rent.at(0))
 
     def step(self) -> UpdateReport:
-        """Live for a horizon, and learn from it."""
+        """Collect a rollout, learn from it and report."""
         rent, started = self.config.rent.at(self.update), time.perf_counter()
         rollout = collect(self.fleets, self.controller, rent, self.config.reward)
         collected = time.perf_counter()
-        normalized = rollout.reward / spread(self.scale, rollout.reward)
-        learned = self.learner.update(rollout, normalized)
+        normalized = rollout.reward / update_reward_std(self.scale, rollout.reward)
+        result = self.learner.update(rollout, normalized)
         seconds = {"collect": collected - started, "learn": time.perf_counter() - collected}
-        report = summarize(self.update, rollout, normalized, learned, rent, seconds)
-        detail = closer(self.controller, rollout, learned) if self.watch.alert else None
+        report = summarize(self.update, rollout, normalized, result, rent, seconds)
+        detail = diagnose(self.controller, rollout, result) if self.watch.alert else None
         health = gradient_health(report.heads, self.config.bounds)
         self.update += 1
         return replace(report, gradient_health=health, anomalies=self.watch.look(report), detail=detail)
 
 
 def train_controller(envs: Sequence[FleetEnv], controller: Controller, config: LearnConfig) -> Iterator[UpdateReport]:
-    """Learn to grow; one report for each update."""
+    """Train a controller by PPO on one or several fleets.
+
+    The controller is trained in place, while the returned iterator is consumed.
+
+    Args:
+        envs: Fleets to act on; they may differ in task, hosts, slots and episode length.
+        controller: Controller to train; its weights are the starting point.
+        config: Number of updates, reward, rent and hyperparameters.
+
+    Returns:
+        An iterator that runs one update per step and yields its report.
+
+    Raises:
+        EsperError: There is no env, or a host has no legal op.
+
+    Example:
+        ```python
+        task = load_task("spirals")
+        spec = HostSpec("mlp", task.spec.inputs, task.spec.outputs, (4, 4))
+        env = FleetEnv(Fleet(spec, task, range(64)), EnvConfig(episode=16, group=8))
+        controller = Controller()
+        for report in train_controller([env], controller, LearnConfig(updates=10)):
+            print(report.update, report.objective)
+        ```
+    """
     training = Training(envs, controller, config)
     while training.update < config.updates:
         yield training.step()
 
 
-def closer(controller: Controller, rollout: Rollout, learned: UpdateResult) -> Detail:
-    """What is not looked at while all is well."""
+def diagnose(controller: Controller, rollout: Rollout, result: UpdateResult) -> Detail:
+    """Return gradient norms by parameter and quantiles of rewards and values, for updates after an anomaly."""
     values = rollout.choice.value
-    of = {"reward": rollout.reward, "returns": learned.returns, "value": values, "error": learned.returns - values}
+    of = {"reward": rollout.reward, "returns": result.returns, "value": values, "error": result.returns - values}
     at = torch.linspace(0, 1, 5, device=values.device)
     quantiles = torch.stack([x.float().flatten().quantile(at) for x in of.values()]).tolist()
     named = [(name, p.grad.norm()) for name, p in controller.named_parameters() if p.grad is not None]
@@ -96,10 +135,10 @@ def closer(controller: Controller, rollout: Rollout, learned: UpdateResult) -> D
 
 
 def summarize(
-    update: int, rollout: Rollout, normalized: Tensor, learned: UpdateResult, rent: float, seconds: dict[str, float]
+    update: int, rollout: Rollout, normalized: Tensor, result: UpdateResult, rent: float, seconds: dict[str, float]
 ) -> UpdateReport:
-    """Numbers for people, read from the device once."""
-    ended, values, returns, found = rollout.ended, rollout.choice.value, learned.returns, learned.losses
+    """Return the report of an update; all numbers are read from the device in one transfer."""
+    ended, values, returns, losses = rollout.ended, rollout.choice.value, result.returns, result.losses
     at_end = {name: getattr(rollout, name).where(ended, 0.0).sum() for name in AT_END}
     numbers = {
         "episodes": ended.sum(),
@@ -108,38 +147,38 @@ def summarize(
         "reward": rollout.reward.mean(),
         "reward_normalized": normalized.mean(),
         "returns": returns.mean(),
-        "advantage_mean": learned.advantage_mean,
-        "advantage_std": learned.advantage_std,
-        "policy_loss": found.policy.sum(),
-        "value_loss": found.value,
-        "entropy": found.entropy.mean(),
-        "approx_kl": found.approx_kl.sum(),
+        "advantage_mean": result.advantage_mean,
+        "advantage_std": result.advantage_std,
+        "policy_loss": losses.policy.sum(),
+        "value_loss": losses.value,
+        "entropy": losses.entropy.mean(),
+        "approx_kl": losses.approx_kl.sum(),
         "explained_variance": 1 - (returns - values).var() / returns.var(),
-        "grad_norm": learned.grad_norm,
-        "grad_norm_clipped": learned.grad_norm_clipped,
+        "grad_norm": result.grad_norm,
+        "grad_norm_clipped": result.grad_norm_clipped,
     }
-    by_head = (found.approx_kl, found.clipped, found.entropy, found.ratio_min, found.ratio_max)
-    rows = torch.stack([learned.samples, learned.head_gradients, *by_head], 1)  # H 7
+    by_head = (losses.approx_kl, losses.clip_fraction, losses.entropy, losses.ratio_min, losses.ratio_max)
+    rows = torch.stack([result.samples, result.head_grad_norms, *by_head], 1)  # H 7
     ops = torch.bincount(rollout.choice.action[..., Head.OP].flatten(), minlength=len(Op))
-    ends = torch.nonzero(ended).T  # their decisions and hosts
+    ends = torch.nonzero(ended).T  # decision and host of each episode's end
     lives = torch.stack([ends[1], *(getattr(rollout, name)[*ends] for name in AT_END), rollout.sick[*ends]], 1)
-    occupied = rollout.seen.features.slots[..., HELD].sum(-1).mean((0, 1))
+    occupied = rollout.seen.features.slots[..., OCCUPIED].sum(-1).mean((0, 1))
     stacked = torch.stack([x.double() for x in numbers.values()])
-    scalars, heads, counts, ended_lives, occupancy = _read(stacked, rows, ops, lives, occupied)
-    plain: dict[str, Any] = dict(zip(numbers, scalars, strict=True))
-    episodes = round(plain["episodes"])
-    plain |= {name: plain[name] / episodes if episodes else None for name in at_end}
-    plain |= {"episodes": episodes, "sick": round(plain["sick"])}
-    kept = plain["grad_norm_clipped"] / max(plain["grad_norm"], 1e-12)
+    scalars, heads, counts, ended_lives, occupancy = _to_lists(stacked, rows, ops, lives, occupied)
+    totals: dict[str, Any] = dict(zip(numbers, scalars, strict=True))
+    episodes = round(totals["episodes"])
+    totals |= {name: totals[name] / episodes if episodes else None for name in at_end}
+    totals |= {"episodes": episodes, "sick": round(totals["sick"])}
+    clip_factor = totals["grad_norm_clipped"] / max(totals["grad_norm"], 1e-12)
     return UpdateReport(
-        **plain,
+        **totals,
         update=update,
         decisions=ended.numel(),
         rent=rent,
-        epochs=learned.epochs,
-        steps=learned.steps,
-        stopped=learned.stopped,
-        heads=tuple(_head_report(head, row, kept) for head, row in zip(Head, heads, strict=True)),
+        epochs=result.epochs,
+        steps=result.steps,
+        stopped=result.stopped,
+        heads=tuple(_head_report(head, row, clip_factor) for head, row in zip(Head, heads, strict=True)),
         ops={op.name: round(count) for op, count in zip(Op, counts, strict=True)},
         seconds=seconds,
         occupancy=tuple(occupancy),
@@ -148,15 +187,15 @@ def summarize(
     )
 
 
-def _read(*tensors: Tensor) -> list[Any]:
-    """Nested lists of all these, in one transfer."""
+def _to_lists(*tensors: Tensor) -> list[Any]:
+    """Return tensors as nested lists, read from the device in one transfer."""
     flat = torch.cat([x.double().flatten() for x in tensors]).cpu()
     parts = flat.split([x.numel() for x in tensors])
     return [part.view(x.shape).tolist() for part, x in zip(parts, tensors, strict=True)]
 
 
-def _head_report(head: Head, row: list[float], kept: float) -> HeadReport:
-    """Of a head that nobody listened to, nothing is known."""
-    samples, gradient, *measured = row
+def _head_report(head: Head, row: list[float], clip_factor: float) -> HeadReport:
+    """Return the report of a head; without samples, its measurements are None."""
+    samples, norm, *measured = row
     known = measured if samples else [None] * len(measured)
-    return HeadReport(head.name.lower(), round(samples), *known, grad_norm=gradient, grad_norm_clipped=gradient * kept)
+    return HeadReport(head.name.lower(), round(samples), *known, grad_norm=norm, grad_norm_clipped=norm * clip_factor)
