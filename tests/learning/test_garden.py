@@ -1,6 +1,6 @@
-"""A planted growth task: all ops, gates and heads of the real lifecycle, but what a seed is worth is written down.
+"""A growth task with a known optimum: the real lifecycle, ops and gates, but a table says what each seed is worth.
 
-The best garden is known by counting them all, so what a controller reaches can be measured against it.
+Enumerating all gardens gives the best one, against which a trained controller is measured.
 """
 
 from itertools import product
@@ -22,14 +22,14 @@ from esper.tolaria import EnvConfig, FleetEnv
 from esper.tolaria.env import Step
 
 WORTH = torch.tensor([[-0.10, 0.01, -0.05], [0.02, -0.20, 0.30]])
-"""What each blueprint adds to the score in each slot at alpha 1..."""
+"""Score that each blueprint adds in each slot at alpha 1."""
 SIZE = torch.tensor([0.2, 1.0, 2.0])
-"""...and what it adds to the parameters."""
+"""Growth that each blueprint adds."""
 BASE, RENT, EPISODE = 0.5, 0.05, 12
 
 
 class Garden(FleetEnv):
-    """Hosts that need no training: a score is what the seeds that speak are worth."""
+    """Env without training: the score is the base plus the worth of active seeds."""
 
     def __init__(self, num_hosts: int, group: int = 1) -> None:
         self.fleet = SimpleNamespace(num_hosts=num_hosts, device=torch.device("cpu"))
@@ -85,7 +85,7 @@ class Garden(FleetEnv):
 
 
 def best_possible() -> float:
-    """J of the best of all gardens at full alpha."""
+    """Return J of the best garden at full alpha."""
     gardens = product((None, 0, 1, 2), repeat=2)
     return max(
         BASE
@@ -106,7 +106,7 @@ def test_the_best_garden_is_known_and_a_search_of_plans_comes_near():
 
 @pytest.mark.slow
 def test_the_planted_garden_is_found():
-    """Rent makes the second-best seeds not worth planting; most germinations, and most ops, harm."""
+    """With rent only one seed pays; most germinations, and most ops, harm."""
     controller = Controller(rng_seed=1)
     config = LearnConfig(
         updates=28,
@@ -118,7 +118,7 @@ def test_the_planted_garden_is_found():
     for _ in train_controller([Garden(64)], controller, config):
         pass
     found = {p.name: evaluate(Garden(256), p, RENT).objective for p in (LearnedPolicy(controller), RandomLegal())}
-    assert found["random"].mean() < BASE, "growing without thought is worse than not growing"
+    assert found["random"].mean() < BASE, "random growth is worse than none"
     reached = (found["learned"].mean().item() - BASE) / (best_possible() - BASE)
     assert reached > 0.9
     alone = evaluate(Garden(1), LearnedPolicy(controller, greedy=True), RENT)

@@ -1,4 +1,4 @@
-"""It learns to grow: on a task where growth pays, a fresh controller comes to beat never growing, paired."""
+"""On a task where growth pays, a controller trained from scratch beats never growing, paired by host."""
 
 import pytest
 
@@ -14,7 +14,7 @@ RENT = 0.02
 
 
 def spirals(num_hosts: int, group: int, rng_seed: int) -> FleetEnv:
-    """Hosts of 4 and 4 units, too small for three arms; a seed or two make them large enough."""
+    """Hosts of 4 and 4 units: too small for three spiral arms, large enough with a seed or two."""
     task = load_task("spirals", examples=640)
     spec = HostSpec("mlp", task.spec.inputs, task.spec.outputs, (4, 4))
     fleet = Fleet(spec, task, range(num_hosts), TrainConfig(lr=1e-2))
@@ -32,7 +32,7 @@ def test_it_learns_to_grow():
         rng_seed=1,
     )
     reports = list(train_controller([spirals(64, 8, rng_seed=11)], controller, config))
-    assert reports[-1].ops["GERMINATE"] > 64, "at least once in every life"
+    assert reports[-1].ops["GERMINATE"] > 64, "at least once per episode"
     outcomes = {
         p.name: evaluate(spirals(40, 1, rng_seed=99), p, RENT)
         for p in (LearnedPolicy(controller), Never(), RandomLegal())

@@ -1,4 +1,4 @@
-"""The controller finds what is known to be best, in seconds."""
+"""PPO finds the known best policy of toy problems within seconds."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -22,7 +22,7 @@ CONFIG = PPOConfig(lr=3e-3, gamma=0.99, entropy_coef=0.01, minibatches=2, group_
 
 @dataclass
 class Toy:
-    """Lives of `length` decisions whose rewards are a function of what is chosen when."""
+    """Episodes of `length` decisions whose rewards are a function of decision, action and cue."""
 
     pays: Callable[[int, Tensor, Tensor], Tensor]
     """Decision, actions (N, H), cue (N,) to rewards."""
@@ -142,17 +142,17 @@ def test_heads_learn_only_where_they_matter():
     ops, speeds = rollout.choice.action[0, :, Head.OP], rollout.choice.action[0, :, Head.ALPHA_SPEED]
     assert (speeds[ops == Op.SET_ALPHA_TARGET] == 3).float().mean() > 0.9
     blueprints = torch.bincount(rollout.choice.action[0, :, Head.BLUEPRINT], minlength=4) / 512
-    assert blueprints.min() > 0.1, "nobody listens to the blueprint here, so it stays what it was"
+    assert blueprints.min() > 0.1, "no op uses the blueprint here, so it stays near uniform"
 
 
 def test_more_entropy_coefficient_means_more_entropy():
-    """A decided policy, and rewards that say nothing: only the coefficient speaks."""
+    """A trained policy with advantages of 0: only the entropy coefficient acts."""
 
     def pays(t, action, cue):
         return (action[:, Head.OP] == Op.PRUNE).float()
 
     toy = Toy(pays, legality(PRUNE=[0], GERMINATE=[1]))
-    spread = {}
+    entropy = {}
     _, decided = learn(toy, 5)
     for coefficient in (0.0, 0.1):
         controller = deepcopy(decided)
@@ -164,5 +164,5 @@ def test_more_entropy_coefficient_means_more_entropy():
             learner.update(expected)
         played = toy.evaluate(controller, 1)
         judged = controller.judge(played.seen, played.memory, played.choice.action)
-        spread[coefficient] = judged.entropy[..., Head.OP].mean()
-    assert spread[0.1] > spread[0.0] + 0.01
+        entropy[coefficient] = judged.entropy[..., Head.OP].mean()
+    assert entropy[0.1] > entropy[0.0] + 0.01

@@ -1,4 +1,4 @@
-"""A controller can learn from what others did, and episodes survive a file."""
+"""Behaviour cloning imitates recorded episodes, and episodes survive a file."""
 
 import pytest
 import torch
@@ -51,9 +51,9 @@ def test_a_clone_does_what_the_heuristic_did():
 
 
 def test_a_clone_expects_what_was_earned():
-    """Each life's own rewards to its end, discounted, in units of their deviation."""
+    """Returns are each episode's discounted rewards-to-go, divided by their deviation."""
     rollout = recorded(hosts=24)
-    assert rollout.ended[-1].all(), "whole lives"
+    assert rollout.ended[-1].all(), "whole episodes"
     sequences = _to_sequences(controller_for(), rollout, 0.9, torch.tensor(0.5))
     worth = sum(rollout.reward[t] * 0.9**t for t in range(12)) / 0.5
     torch.testing.assert_close(sequences.returns[0].sort().values, worth.sort().values)
@@ -73,7 +73,7 @@ def test_rewards_of_all_fleets_have_one_unit():
 
 
 def test_lives_that_are_held_out_are_only_looked_at():
-    """Other choices in them change what is said of them, and no weight."""
+    """Changing the choices of held-out episodes changes their reported loss, and no weight."""
     rollout, config = recorded(hosts=10), CloneConfig(epochs=2, held_out=0.3, rng_seed=8)
     held = torch.randperm(10, generator=torch.Generator().manual_seed(8))[:3]
     other = rollout.choice.action.clone()
@@ -91,21 +91,21 @@ def test_lives_that_are_held_out_are_only_looked_at():
 
 
 def test_what_is_imitated_is_what_mattered():
-    """Choices of heads that the op does not listen to change no weight, and nothing that is said."""
+    """Choices of heads that the op does not use change no weight and no report."""
     rollout, ends = recorded(horizon=6, hosts=6), []
     idle = ~relevant(rollout.choice.action[..., Head.OP])
-    idle[..., Head.SLOT] = False  # later heads are told of the slot, relevant or not
+    idle[..., Head.SLOT] = False  # later heads are conditioned on the slot, relevant or not
     for action in (rollout.choice.action, rollout.choice.action.masked_fill(idle, 1)):
         controller = controller_for()
         episodes = rollout._replace(choice=rollout.choice._replace(action=action))
         ends.append((list(clone(controller, [episodes], CloneConfig(epochs=2))), list(controller.parameters())))
     assert ends[0][0] == ends[1][0]
     assert all(torch.equal(a, b) for a, b in zip(ends[0][1], ends[1][1], strict=True))
-    assert ends[0][0][0].likelihood["alpha_speed"] is None, "nobody changed an alpha"
+    assert ends[0][0][0].likelihood["alpha_speed"] is None, "no recorded op changed an alpha"
 
 
 def test_the_learning_rate_of_imitation_fades():
-    """To a twentieth in a straight line: Adam's steps are about as long as its rate."""
+    """Linearly to a twentieth: the length of Adam's steps is about its learning rate."""
     rollout, controller, moved = recorded(horizon=3, hosts=4), controller_for(), []
     before = torch.nn.utils.parameters_to_vector(controller.parameters()).detach()
     for _ in clone(controller, [rollout], CloneConfig(epochs=8, minibatches=1)):

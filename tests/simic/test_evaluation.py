@@ -1,4 +1,4 @@
-"""One life of every host: how it ended, whatever came after it, and what its policy was told."""
+"""Evaluation: one episode of every host, its outcome, and what the policy observes."""
 
 import math
 
@@ -15,7 +15,7 @@ RENT, PENALTY = 0.5, 0.25
 
 
 class Poison(FixedPlan):
-    """Plants a seed in every host at its second decision, and ruins the weights of host 0 at its fourth."""
+    """Germinates in every host at its second decision, and sets the weights of host 0 to NaN at its fourth."""
 
     def __init__(self, env: FleetEnv) -> None:
         super().__init__([PlanStep(1, {"op": "GERMINATE", "slot": "s0", "blueprint": "mlp"})])
@@ -29,7 +29,7 @@ class Poison(FixedPlan):
 
 
 def played(test: Split | None = None) -> tuple[FleetEnv, Poison, Outcome]:
-    """Three hosts for six decisions. In place of host 0 another lives on for two."""
+    """Evaluate three hosts for six decisions; host 0 fails and is replaced for the last two."""
     fleet = Fleet(SPECS["mlp"], toy_task("mlp", 64, 32), range(3), TrainConfig(batch_size=32))
     env = FleetEnv(fleet, EnvConfig(episode=6, penalty=PENALTY), test)
     policy = Poison(env)
@@ -42,7 +42,7 @@ def costs(policy: Poison, host: int, decisions: int) -> float:
 
 
 def test_outcomes_by_hand():
-    """A sick host's last good epoch counts, minus the penalty; the host in its place does not."""
+    """A failed host counts with its last good epoch, minus the penalty; its replacement does not count."""
     _, policy, found = played()
     sick, last = policy.steps[3].final, policy.steps[5].final
     assert [step.terminated.tolist() for step in policy.steps].index([True, False, False]) == 3

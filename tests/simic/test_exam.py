@@ -1,4 +1,4 @@
-"""Exams are paired, scored on test data, and tell what happened."""
+"""Exams are paired and scored on test data, and record what happened."""
 
 from dataclasses import replace
 from functools import cache
@@ -30,7 +30,7 @@ def exam_env(test: Split | None = None, episode: int = 6, num_hosts: int = 4) ->
 
 
 def arm(name: str, j: list[float], **more: Any) -> Arm:
-    """One whose six hosts ended like this: with twice as much as a score, and one wild host by the metric."""
+    """An arm whose six hosts have this J, twice as much as score, and an outlier among the metrics."""
     given = torch.tensor(j)
     growth, flops, sick = (torch.tensor(x) for x in ([0.0, 1.0] * 3, [10.0, 30.0] * 3, [0.0, 0.0, 1.0] * 2))
     outcome = Outcome(given, 2 * given, torch.tensor([2.0, 0, 1, 100, 3, 0]), growth, flops, sick)
@@ -40,7 +40,7 @@ def arm(name: str, j: list[float], **more: Any) -> Arm:
 
 @cache
 def toy_fleet() -> Fleet:
-    """Of a task with a teacher of 100 parameters."""
+    """A fleet whose task has a teacher of 100 parameters."""
     task = toy_task("mlp", 64, 32)
     task = task._replace(spec=replace(task.spec, facts={"teacher_parameters": 100}))
     return Fleet(SPECS["mlp"], task, range(6), TrainConfig(batch_size=32))
@@ -51,8 +51,8 @@ LESS, MORE, LEVEL = ([j + change for j in OURS] for change in (-1, 1, 0))
 
 
 def test_verdicts_by_hand():
-    """Above never and below the oracle by 1 on every host, which flips of signs make in 2 of 64 cases: the second and
-    third of five chances, so that Holm counts the larger of 4 and 3 times that."""
+    """The policy is 1 above never and 1 below the oracle on every host: a sign-flip p-value of 2 / 64 each, the second
+    and third smallest of five, so that Holm's correction gives 4 * 2 / 64 for both."""
     others = [
         arm("never", LESS, episode=9, lr=0.02),
         arm("grid oracle", MORE, searched=77, plan="0: GERMINATE s0"),
@@ -100,7 +100,7 @@ def test_verdicts_by_hand():
 
 
 def test_several_trainings_count_as_one_arm():
-    """Of 3.5 and 5.5 in the mean; the first one's time, as whoever comes later finds everything recorded."""
+    """Two trainings with mean J 3.5 and 5.5; the reported time is that of the first, which includes warm-up."""
     (one,), (two,) = (arm("ours", j).runs for j in (OURS, [j + 2 for j in OURS]))
     ours = arm("ours", OURS)._replace(runs=[one, two._replace(seconds=1.0)])
     report = compare_arms(toy_fleet(), 0.02, ours, [arm("never", LESS)])
@@ -115,7 +115,7 @@ def test_every_arm_needs_a_name_of_its_own():
 
 
 def test_nothing_but_the_score_depends_on_test_data():
-    """So a policy cannot see it: with other test data it does the same, decision by decision."""
+    """A policy cannot see test data: with other test data it makes identical decisions."""
     task = toy_task("mlp", 64, 32)
     right = Split(task.train.x[:20], task.train.y[:20])
     wrong = Split(right.x * -3 + 1, (right.y + 1) % 3)
@@ -128,10 +128,10 @@ def test_nothing_but_the_score_depends_on_test_data():
 
 
 def test_the_score_is_that_of_the_grown_host_on_test_data():
-    """The same as that of the fleet itself, asked just before its lives end."""
+    """The outcome equals an evaluation of the fleet on test data just before its episodes end."""
     env = exam_env(episode=3)
     outcome = evaluate(env, PLAN, 0.02)
-    other = exam_env(episode=9)  # lives on where the first one ends
+    other = exam_env(episode=9)  # continues where the first one ends
     assert other.test is not None
     play_until(other, PLAN, 3)
     measured = other.fleet.evaluate_on(other.test)
@@ -163,7 +163,7 @@ def test_lives_are_told_as_they_were():
     grown, never = one.lives[0].epochs, other.lives[0].epochs
     assert [epoch.epoch for epoch in grown] == list(range(6))
     assert [epoch.op for epoch in grown[:3]] == ["WAIT", "GERMINATE", "WAIT"]
-    assert grown[0] == never[0], "until it grows, a twin does the same"
+    assert grown[0] == never[0], "until it grows, a host equals its pair"
     assert grown[1].slots[0].blueprint == "mlp"
     assert grown[1].parameters > never[1].parameters == grown[0].parameters
     assert {epoch.slots[0].stage for epoch in never} == {"DORMANT"}
@@ -196,11 +196,11 @@ def test_what_comes_after_a_sick_host_is_not_its_doing():
     assert torch.equal(recorder.actions[0], action)
     assert not recorder.actions[1][0].any()
     assert torch.equal(recorder.actions[1][1], action[1])
-    assert (steps[1].final.slots.blueprint[:, 0] != NO_BLUEPRINT).all(), "something grows in its place"
+    assert (steps[1].final.slots.blueprint[:, 0] != NO_BLUEPRINT).all(), "its replacement grows"
     assert recorder.final.blueprint[0].tolist() == [NO_BLUEPRINT, NO_BLUEPRINT]
     assert torch.equal(recorder.final.blueprint[1], steps[1].final.slots.blueprint[1])
     sick, healthy = recorder.episodes()
-    assert [len(sick), len(healthy)] == [1, 2], "a life is told as long as it lasts"
+    assert [len(sick), len(healthy)] == [1, 2], "an episode is recorded until it ends"
     told, now = healthy[1], steps[1].final
     for name, field in {"train_loss": "train_loss", "validation_loss": "loss", "metric": "metric"}.items():
         assert getattr(told, name) == getattr(now, field)[1]
@@ -225,7 +225,7 @@ def test_what_was_done_can_be_done_again():
 
 
 def test_a_host_does_not_depend_on_what_is_done_to_others():
-    """So arms that act alike on a host are paired to the bit, whatever else they do."""
+    """Arms that act alike on a host are paired to the bit, whatever they do on other hosts."""
     both = evaluate(exam_env(), SideBySide([PLAN, Never()]), 0.02)
     for i, policy in enumerate((PLAN, Never())):
         alone = run_arm(exam_env(), policy, 0.02).outcome

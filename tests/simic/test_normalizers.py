@@ -36,11 +36,11 @@ def test_the_count_cannot_overflow():
     assert abs(running.std.item() - std) < 1e-3
     before = running.std
     running.update(running.mean + before * torch.tensor([1.0, -1.0]).repeat(500_000))
-    np.testing.assert_allclose(running.std, before, rtol=1e-8, err_msg="samples as far away as usual change nothing")
+    np.testing.assert_allclose(running.std, before, rtol=1e-8, err_msg="samples at the usual distance change nothing")
 
 
 def test_the_scale_of_rewards_is_their_deviation_so_far():
-    """Of all rollouts, the newest included; beyond ±10 a reward counts as 10, and the scale is at least 0.001."""
+    """Over all rollouts, the newest included; rewards are clipped to ±10, and the deviation is at least 0.001."""
     scale = RunningMeanStd((), torch.device("cpu"))
     assert update_reward_std(scale, torch.full((2, 2), 0.5)).item() == np.float32(1e-3)
     rewards = torch.tensor([[1e6, -3.0], [2.0, -1e6]])
@@ -50,6 +50,6 @@ def test_the_scale_of_rewards_is_their_deviation_so_far():
 
 def test_normalised_values_are_bounded():
     running = RunningMeanStd((), torch.device("cpu"))
-    assert running.normalize(torch.tensor([3.0])).item() == 3.0, "nothing is known yet"
+    assert running.normalize(torch.tensor([3.0])).item() == 3.0, "no statistics yet"
     running.update(torch.randn(100))
     assert running.normalize(torch.tensor([1e9])).item() == 10.0

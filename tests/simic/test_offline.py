@@ -1,4 +1,4 @@
-"""A controller can learn to do better than those it learns from."""
+"""Implicit Q-learning: a controller becomes better than the policy that recorded its episodes."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -23,7 +23,7 @@ SLOTS, BLUEPRINTS = 2, 2
 
 
 def sight(first: bool, is_open: Tensor) -> Observation:
-    """Of a toy: which decision it is, and whether a door is open. Any slot may be germinated or pruned."""
+    """Observation of a toy: which decision it is, and whether a door is open. Any slot may be germinated or pruned."""
     hosts = len(is_open)
     host = torch.zeros(hosts, width(HOST_FEATURES))
     host[:, 0], host[:, 1] = float(first), is_open.float()
@@ -37,7 +37,7 @@ def sight(first: bool, is_open: Tensor) -> Observation:
 
 
 def lived(sights: list[Observation], actions: list[Tensor], rewards: list[Tensor]) -> Rollout:
-    """Whole lives of a toy."""
+    """Return whole episodes of a toy as a rollout."""
     action, reward = torch.stack(actions), torch.stack(rewards)
     joined = [torch.stack(x) for x in zip(*((*seen.features, *seen[1:]) for seen in sights), strict=True)]
     ended, start = torch.zeros_like(reward, dtype=torch.bool), torch.zeros_like(reward, dtype=torch.bool)
@@ -86,12 +86,12 @@ def doors(controller: Controller, lucky: float, rng_seed: int, wasteful: bool = 
 
 
 def returns(controller: Controller) -> Tensor:
-    """Of those without luck."""
+    """Return the returns of hosts whose door is closed at first."""
     return doors(controller, lucky=0.0, rng_seed=9).reward.sum(0)
 
 
 BEST, SHORT_SIGHTED = 1.5, 0.2
-"""What the unlucky can earn: by paying for the door, and by always doing what pays at once."""
+"""Best return with a closed door, by paying for it, and the return of always taking the immediate reward."""
 DOORS = OfflineConfig(lr=1e-2, epochs=40, expectile=0.9, beta=10.0, polyak=0.05)
 
 
@@ -102,7 +102,7 @@ def small(recurrent: bool = True) -> Controller:
 @pytest.mark.slow
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_the_best_is_learned_from_random_episodes(recurrent):
-    """An untrained controller chooses almost evenly among what is legal; the one that learns began as the same."""
+    """The behaviour policy is an untrained controller, almost uniform over legal choices, as is the learner."""
     behaviour, controller = small(recurrent), small(recurrent)
     reports = list(learn_offline(controller, [doors(behaviour, lucky=0.0, rng_seed=2)], DOORS))
     gained = returns(controller) - returns(behaviour)
@@ -113,7 +113,7 @@ def test_the_best_is_learned_from_random_episodes(recurrent):
 
 @pytest.mark.slow
 def test_a_life_is_put_together_from_parts_of_others():
-    """Nobody who paid for the door ever made use of it; that it is worth its price is known from the lucky alone."""
+    """No recorded episode pays for the door and uses it; that it is worth its price is seen in other episodes only."""
     behaviour, controller = small(recurrent=False), small(recurrent=False)
     episodes = doors(behaviour, lucky=0.5, rng_seed=3, wasteful=True)
     unlucky = episodes.seen.features.host[0, :, 1] == 0
@@ -124,7 +124,7 @@ def test_a_life_is_put_together_from_parts_of_others():
 
 
 def bandit(reward: Tensor, op: Tensor) -> Rollout:
-    """Lives of one decision, all in the same state."""
+    """Return episodes of one decision, all in one state."""
     action = torch.zeros(len(op), len(Head), dtype=torch.long)
     action[:, Head.OP] = op
     return lived([sight(True, torch.zeros(len(op)))], [action], [reward])
@@ -143,7 +143,7 @@ def test_a_state_is_worth_the_expectile_of_its_choices(expectile):
 
 @pytest.mark.slow
 def test_luck_does_not_make_a_choice_better():
-    """The same choice paid 1 to a quarter: it is worth a quarter, whatever the expectile."""
+    """One choice paid 1 in a quarter of the episodes: its value is a quarter, whatever the expectile."""
     episodes = bandit((torch.arange(64) % 4 == 0).float(), torch.full((64,), Op.PRUNE))
     worth, _ = learned_worth(episodes, expectile=0.9)
     assert worth == pytest.approx(0.25, abs=0.03)
@@ -161,7 +161,7 @@ def learned_worth(episodes: Rollout, expectile: float) -> tuple[float, Tensor]:
 
 @pytest.fixture
 def played(rollouts) -> Rollout:
-    """Real lives of unequal lengths; some were cut."""
+    """A real rollout with episodes of unequal lengths; some were cut."""
     return rollouts()[0]
 
 
@@ -179,7 +179,7 @@ def test_heads_that_the_op_does_not_listen_to_change_no_bit_of_q(op):
 
 
 def pieces(rollout: Rollout) -> Iterator[tuple[Observation, Tensor, Tensor, Tensor]]:
-    """What was seen, chosen and earned in each life's part of a rollout, and whether it ended; one at a time."""
+    """Yield observations, actions, rewards and ends of each episode's part of a rollout."""
     for n in range(rollout.reward.shape[1]):
         births = [t for t in rollout.start[:, n].nonzero()[:, 0].tolist() if t > 0]
         for first, last in pairwise([0, *births, len(rollout.reward)]):
@@ -190,7 +190,7 @@ def pieces(rollout: Rollout) -> Iterator[tuple[Observation, Tensor, Tensor, Tens
 
 @torch.no_grad()
 def test_losses_are_those_of_each_decision_by_itself(played):
-    """Life by life and decision by decision, without padding."""
+    """Computed episode by episode and decision by decision, without padding."""
     controller, critic, target = networks()
     config = OfflineConfig(expectile=0.8, beta=2.0, largest_weight=0.75, gamma=0.9)
     rows = []
@@ -226,7 +226,7 @@ def test_each_loss_moves_only_what_it_is_about(played):
 
 
 def test_the_target_critic_follows_at_its_pace(played):
-    """A share of its way at every step, from where the critic began."""
+    """It moves a fraction of the way at every step, starting at the critic's initial weights."""
     critic = Critic(controller_for().config)
     target = deepcopy(critic)
     polyak_update(target, later := Critic(controller_for().config, rng_seed=1), 0.25)
@@ -236,11 +236,11 @@ def test_the_target_critic_follows_at_its_pace(played):
         [report.policy_loss for report in learn_offline(controller_for(), [played], config)]
         for config in (OfflineConfig(epochs=3, polyak=share) for share in (1e-9, 1.0))
     ]
-    assert losses[0] != losses[1], "and what the policy learns from is the target"
+    assert losses[0] != losses[1], "the policy learns from the target"
 
 
 def networks() -> tuple[Controller, Critic, Critic]:
-    """A controller, a critic and a target. Their opinions are made large, above some values and below others."""
+    """A controller, a critic and a target, with Q values scaled to lie above some V and below others."""
     controller = controller_for()
     critics = [Critic(controller.config, rng_seed) for rng_seed in (0, 1)]
     for head in (*critics[0].q_heads, *critics[1].q_heads):
@@ -270,7 +270,7 @@ def test_poisoned_padding_changes_no_bit_of_any_gradient(played):
 
 
 def test_nothing_is_learned_from_a_decision_whose_consequence_was_not_recorded(played):
-    """The last of a life that was cut may have earned anything. The last of a life that ended counts."""
+    """The reward of the last decision before a cut is ignored; that of the last decision of an episode counts."""
     config = OfflineConfig(epochs=2, minibatches=2)
     plain = list(learn_offline(controller_for(), [played], config))
     was_cut = torch.zeros_like(played.ended)

@@ -1,4 +1,4 @@
-"""The update, finding by finding."""
+"""The PPO update against a reference implementation and hand-computed terms."""
 
 import math
 import subprocess
@@ -31,7 +31,7 @@ WEIGHTS = {
 
 @pytest.mark.parametrize(("recurrent", "group_baseline"), [(True, True), (False, False)])
 def test_an_update_is_plain_ppo(rollouts, recurrent, group_baseline):
-    """Two updates against one that is written out, with every coefficient set: the same weights, gradients, numbers."""
+    """Two updates equal the reference implementation with every coefficient set: weights, gradients and numbers."""
     _, rollout, controller = rollouts(recurrent)
     rewards = 30.0 * rollout.reward + torch.linspace(-1, 1, rollout.reward.numel()).view_as(rollout.reward)
     config = PPOConfig(
@@ -61,7 +61,7 @@ def test_an_update_is_plain_ppo(rollouts, recurrent, group_baseline):
 
 
 def test_losses_are_the_sums_of_every_decision_and_head(sequences):
-    """Decision by decision and head by head, with old probabilities that are far away."""
+    """Computed decision by decision and head by head, with old probabilities that are far away."""
     sequences, controller = sequences
     generator = torch.Generator().manual_seed(1)
     shape = sequences.old.log_probs.shape
@@ -141,7 +141,7 @@ def test_every_parameter_is_in_one_group():
 
 
 def test_value_clipping_takes_the_worse_of_both(sequences):
-    """Values that left the range around the old ones are judged at its edge, if that is worse."""
+    """A value outside of the clip range is evaluated at its edge, if that error is larger."""
     sequences, controller = sequences
     value = controller.judge(sequences.seen, sequences.memory, sequences.old.action).value.detach()
     old = sequences.old._replace(value=value - 3.0)
@@ -158,7 +158,7 @@ def test_value_clipping_takes_the_worse_of_both(sequences):
     ("ratio", "advantage", "moves"), [(1.5, 1.0, False), (1.5, -1.0, True), (0.5, -1.0, False), (0.5, 1.0, True)]
 )
 def test_beyond_the_clip_range_nothing_more_is_gained(sequences, ratio, advantage, moves):
-    """Further in the direction that paid: no gradient. Back from where it did not: the full one."""
+    """Moving further in the improving direction has no gradient; moving back has the full one."""
     sequences, controller = sequences
     new = controller.judge(sequences.seen, sequences.memory, sequences.old.action).log_probs.detach()
     shifted = sequences.old._replace(log_probs=new - torch.tensor(ratio).log())
@@ -207,7 +207,7 @@ def test_adding_irrelevant_decisions_changes_no_heads_policy_loss(sequences):
 
 
 def test_minibatches_without_a_heads_decisions_do_not_dilute_what_is_reported_of_it(rollouts):
-    """A policy that hardly moves: many small minibatches say what one large one says."""
+    """With a tiny learning rate, many small minibatches report what one large one does."""
     _, rollout, _ = rollouts()
     action = rollout.choice.action.clone()
     action[..., Head.OP] = Op.WAIT
@@ -240,7 +240,7 @@ def test_the_loss_is_policy_plus_value_minus_entropy(sequences):
 
 
 def test_what_follows_a_rollout_is_expected_from_where_it_led():
-    """Not from where its last decision was made: the observation, the masks and the memory after it."""
+    """The bootstrap uses the observation, masks and hidden state after the last decision."""
     controller = controller_for()
     fleets = Collector([make_env("mlp", 4, episode=9)], controller, CollectConfig(horizon=3))
     fleets.begin(0.0)

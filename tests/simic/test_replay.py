@@ -1,4 +1,4 @@
-"""What was thought while acting is thought again when it is read back, and nothing irrelevant is learned from."""
+"""Replaying sequences reproduces the stored log-probabilities and values; padding and unused heads do not matter."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from small_fleets import controller_for
 
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_replay_gives_back_what_was_stored_while_acting(rollouts, recurrent):
-    """Two rollouts in a row, so that lives are cut mid-episode and go on in the second."""
+    """Two consecutive rollouts: episodes are cut by the first one and continue in the second."""
     *both, controller = rollouts(recurrent)
     for rollout in both:
         sequences = to_sequences(
@@ -30,7 +30,7 @@ def test_every_decision_is_in_exactly_one_sequence(rollouts):
     seen = torch.zeros_like(rollout.ended, dtype=torch.long)
     seen.index_put_((t[valid], n[valid]), torch.ones(int(valid.sum()), dtype=torch.long), accumulate=True)
     assert (seen == 1).all()
-    assert not rollout.start[t[1:][valid[1:]], n[1:][valid[1:]]].any(), "no sequence runs into the next life"
+    assert not rollout.start[t[1:][valid[1:]], n[1:][valid[1:]]].any(), "no sequence continues into the next episode"
 
 
 def test_every_epoch_holds_each_sequence_once():
@@ -43,7 +43,7 @@ def test_every_epoch_holds_each_sequence_once():
 
 
 def test_shuffles_are_the_learners_own():
-    """A function of its seed, whatever others draw, and nothing is drawn from what is theirs."""
+    """Shuffles depend on the learner's seed alone, and leave the global generator untouched."""
     before = torch.get_rng_state()
     orders = []
     for rng_seed in (1, 1, 2):
@@ -102,7 +102,7 @@ def test_heads_that_the_op_does_not_listen_to_change_no_bit(rollouts):
     config, (_, rollout, controller) = PPOConfig(), rollouts()
     sequences = to_sequences(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
     idle = ~relevant(sequences.old.action[..., Head.OP])
-    idle[..., Head.SLOT] = False  # other heads are told of the slot, relevant or not
+    idle[..., Head.SLOT] = False  # other heads are conditioned on the slot, relevant or not
     assert idle[sequences.valid].any()
     clean = gradients(controller, sequences, config)
     ill = sequences._replace(old=sequences.old._replace(log_probs=sequences.old.log_probs.masked_fill(idle, torch.nan)))

@@ -1,4 +1,4 @@
-"""Lives as they are recorded, against lives that are written down: who earns what, and what is expected of whom."""
+"""Rollouts of a scripted env against hand-computed rewards, ends and bootstrap values."""
 
 import pytest
 import torch
@@ -20,12 +20,12 @@ from toys import toy_task
 
 NOBODY, DIES, TIMED_OUT = "", "dies", "times out"
 FATES = ((NOBODY, NOBODY, NOBODY), (DIES, NOBODY, NOBODY), (NOBODY, TIMED_OUT, NOBODY), (NOBODY, NOBODY, NOBODY))
-"""Of three hosts, at each of four decisions."""
+"""Fate of three hosts at each of four decisions."""
 PENALTY = 0.25
 
 
 class Script(FleetEnv):
-    """An env whose lives are written down: every number is another one."""
+    """An env with scripted episodes in which all numbers differ."""
 
     def __init__(self) -> None:
         super().__init__(make_env("mlp", 3).fleet, EnvConfig(episode=9))
@@ -53,14 +53,14 @@ class Script(FleetEnv):
         for n in range(3):
             if fate[n]:
                 score[n], growth[n], self.ages[n] = 0.01 * (n + 1), 0.0, 0
-                self.with_group[n] = fate[n] != DIES  # whoever dies is replaced alone
+                self.with_group[n] = fate[n] != DIES  # a terminated host is replaced alone
         died, timed_out = (torch.tensor([f == which for f in fate]) for which in (DIES, TIMED_OUT))
         none = torch.zeros(3, dtype=torch.bool)
         return Step(self.numbers(score, growth), final, PENALTY * died, none, died, timed_out)
 
 
 def told(terminal: bool = True, rent: float = 0.3) -> tuple[Rollout, Collector]:
-    """Those born at first pay a rent of 0.1, later ones `rent`."""
+    """Collect a rollout; the first episodes pay a rent of 0.1, later ones `rent`."""
     controller = controller_for()
     fleets = Collector([Script()], controller, CollectConfig(horizon=4, terminal=terminal), rng_seed=5)
     fleets.begin(0.1)
@@ -68,7 +68,7 @@ def told(terminal: bool = True, rent: float = 0.3) -> tuple[Rollout, Collector]:
 
 
 def test_every_decision_earns_what_it_led_to():
-    """gamma times J where it led, minus J where it was made, minus the penalty of those who fell sick."""
+    """The reward is gamma * J after the decision - J before it, minus the penalty of a failed host."""
     rollout, _ = told()
     before = [0.05, 0.06, 0.07]
     rent = [0.1, 0.1, 0.1]
@@ -97,8 +97,8 @@ def test_rent_is_fixed_for_life():
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_death_time_limit_and_a_cut_are_told_apart(terminal):
-    """After death nothing is expected; after a time limit what the host that was cut off would have had, if the limit
-    is external; after a cut what is expected where the rollout ends; elsewhere the next decision's own value."""
+    """Termination is not bootstrapped; a time limit is, from the truncated host's final signals, unless it is terminal;
+    the horizon is, from the observation after the last decision; elsewhere the next decision's value follows."""
     rollout, fleets = told(terminal)
     controller = controller_for()
     following = [*rollout.choice.value[1:].tolist(), expected_at_the_end(fleets, controller)]
@@ -120,7 +120,7 @@ def expected_at_the_end(fleets: Collector, controller) -> list[float]:
 
 
 def expected_where_it_led(rollout: Rollout, controller, last: int, n: int) -> float:
-    """The value of a life's final signals, after its own decisions and no others."""
+    """Return the value of an episode's final signals, given its own decisions."""
     env = Script()
     history = remember(empty_history(3, torch.device("cpu")), env.reset(), torch.ones(3, dtype=torch.bool))
     for _ in range(last + 1):
@@ -137,7 +137,7 @@ def expected_where_it_led(rollout: Rollout, controller, last: int, n: int) -> fl
 
 
 def test_what_is_seen_of_a_fresh_host_is_its_own():
-    """Nothing of the history, of the score or of the rent of the one that died."""
+    """History, score and rent of its predecessor are not observed."""
     rollout, _ = told()
     env = Script()
     env.time, env.ages = 1, [1, 1, 1]
@@ -213,7 +213,7 @@ def test_fleets_of_unlike_hosts_are_padded_and_padding_is_never_chosen():
 
 
 def test_every_fleet_is_recorded_under_its_own_policy():
-    """A plan in one fleet, life after life, and nothing in the other; every choice counts as certain."""
+    """One fleet follows a plan in every episode, the other never grows; log-probabilities are 0."""
     envs = [make_env("mlp", 2, episode=2), make_env("cnn1d", 3, episode=2)]
     plan = FixedPlan([PlanStep(0, {"op": "GERMINATE", "slot": "s1", "blueprint": "mlp"})])
     fleets = Collector(envs, controller_for(), CollectConfig(horizon=4))

@@ -1,4 +1,4 @@
-"""Plans found by chance, and comparisons in which only the policy differs."""
+"""Candidate plans, successive halving, and comparisons in which only the policy differs."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from small_fleets import make_env
 
 
 def test_policies_that_do_the_same_fare_the_same_to_the_bit():
-    """So hosts of a group have the same weights and see the same batches."""
+    """Hosts of a group have identical weights and see identical batches."""
     plan = FixedPlan([PlanStep(1, {"op": "GERMINATE", "slot": "s0", "blueprint": "mlp", "tempo": 3})])
     policies = [Never(), plan, Never(), RandomLegal()]
     never, planned, again, _ = compare(make_env("mlp", 12, episode=8, group=4), policies, rent=0.02)

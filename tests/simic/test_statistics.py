@@ -45,7 +45,7 @@ def test_intervals_by_hand():
 
 
 def test_hosts_are_drawn_once_for_all_trainings():
-    """Three trainings that do the same on two hosts: each time both that are drawn meet the one host or the other."""
+    """Three equal trainings on two hosts: each resample holds one host, for all of its trainings."""
     assert paired_interval(np.array([[0.0, 4.0]] * 3), np.zeros(2), confidence=0.4) == Interval(2, 0, 4)
 
 
@@ -86,12 +86,12 @@ def test_the_fraction_of_the_best_arms_gain():
     assert mixed is not None
     assert mixed.mean == pytest.approx(0.5)
     assert (mixed.low, mixed.high) == pytest.approx((0, 1))
-    assert gain_fraction(best, base, base) is None, "of nothing there is no share"
+    assert gain_fraction(best, base, base) is None, "no gain to take a fraction of"
     two = np.array([0.0, 1.0])
     assert gain_fraction(two + 1, two, np.array([2.0, 5.0])) == Interval(1 / 3, 0.25, 0.5), (
         "1 of 2 on one host, 1 of 4 on the other"
     )
-    assert gain_fraction(two, two, np.array([-1.0, 9.0])) is None, "nor where the best harms one of two hosts"
+    assert gain_fraction(two, two, np.array([-1.0, 9.0])) is None, "the best harms one of two hosts"
 
 
 def test_the_same_seed_gives_the_same_interval():
@@ -101,7 +101,7 @@ def test_the_same_seed_gives_the_same_interval():
 
 
 def test_sign_flips_find_what_chance_does_not_make():
-    """Of n equal differences, chance makes one mean as large in 2 of 2^n."""
+    """With n equal differences, 2 of 2^n sign assignments give a mean as large."""
     assert sign_flip_test(np.ones(5), np.zeros(5)) == pytest.approx(2 / 2**5, abs=0.01)
     assert sign_flip_test(np.ones(30), np.zeros(30)) == pytest.approx(1 / 10_001)
     assert sign_flip_test(np.ones(4), np.ones(4)) == 1.0
@@ -115,8 +115,7 @@ def test_holm_corrects_as_published():
 
 
 def test_p_values_by_hand():
-    """Of one training by flips of signs. Of several, twice the share of resampled means beyond 0; less than one draw in
-    all is not to be told."""
+    """One training: a sign-flip test. Several: twice the fraction of resampled means beyond 0, bounded below."""
     assert p_value(np.ones(5), np.zeros(5)) == sign_flip_test(np.ones(5), np.zeros(5))
     three = np.array([[0.0], [3.0], [9.0]])  # of whose means 3 in 9 are at most 1.5
     assert p_value(three, np.full(1, 2.0)) == pytest.approx(2 / 3, abs=0.06)
@@ -127,7 +126,7 @@ def test_p_values_by_hand():
 
 
 def test_trainings_that_disagree_are_no_proof():
-    """Of three trainings two help and one harms: hosts alone would make this certain."""
+    """Two of three trainings help and one harms: a test over hosts alone would call it significant."""
     hosts = np.random.default_rng(0).normal(size=30) * 0.01
     ours = np.stack([hosts + 0.06, hosts - 0.02, hosts + 0.01])
     assert sign_flip_test(ours, np.zeros(30)) < 0.001

@@ -1,4 +1,4 @@
-"""The loop: reports with every field filled, the same from the same seed, and nothing learned from nonsense."""
+"""The training loop: complete, reproducible reports, and no learning from values that are not finite."""
 
 import dataclasses
 
@@ -81,7 +81,7 @@ def test_nonsense_is_not_learned_from(what, rollouts):
     report = summarize(0, broken, broken.reward, learned, 0.0, {})
     assert report.stopped == learned.stopped
     learner.update(rollout)
-    assert not all(torch.equal(a, b) for a, b in zip(before, controller.parameters(), strict=True)), "life goes on"
+    assert not all(torch.equal(a, b) for a, b in zip(before, controller.parameters(), strict=True)), "it learns again"
 
 
 def test_rewards_that_are_not_finite_leave_no_trace_in_their_scale(rollouts):
@@ -93,7 +93,7 @@ def test_rewards_that_are_not_finite_leave_no_trace_in_their_scale(rollouts):
 
 
 def test_an_update_learns_from_rewards_divided_by_their_deviation_so_far():
-    """A rollout is in the statistics before it is learned from; lives begun in an update pay the rent of its time."""
+    """A rollout enters the statistics before the update; episodes that begin in an update pay its rent."""
     config = dataclasses.replace(CONFIG, rent=RentSchedule(start=0.1, end=0.5, updates=2), rng_seed=6)
     training = Training(fleets(), controller_for(), config)
     twin = controller_for()
@@ -114,7 +114,7 @@ def test_an_update_learns_from_rewards_divided_by_their_deviation_so_far():
 
 
 def test_a_report_says_what_happened():
-    """Every number of a report, from a rollout and an update in which all are different."""
+    """Every number of a report, computed from a rollout and an update in which all numbers differ."""
     t, n, h = 2, 3, len(Head)
     at = torch.arange(t * n, dtype=torch.float32).view(t, n)
     by_head = {name: torch.arange(h) / 8 + 10 * i for i, name in enumerate(PPOLosses._fields)}

@@ -205,7 +205,7 @@ def load_episodes(path: str | Path) -> tuple[Rollout, str]:
         The rollout and the name of the policy that acted in it.
 
     Raises:
-        FileError: There is no such file, it is damaged, or its features or heads differ from those of this version.
+        FileError: The file is missing or damaged, or its features or heads differ from those of this version.
 
     Example:
         ```python

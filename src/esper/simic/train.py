@@ -61,7 +61,7 @@ class LearnConfig:
         if self.updates < 1:
             raise EsperError(f"updates must be at least 1, not {self.updates}")
         if self.reward.gamma != self.ppo.gamma:
-            raise EsperError(f"reward.gamma ({self.reward.gamma}) and ppo.gamma ({self.ppo.gamma}) must be the same")
+            raise EsperError(f"reward.gamma ({self.reward.gamma}) and ppo.gamma ({self.ppo.gamma}) must be equal")
 
 
 class Training:
@@ -161,10 +161,10 @@ def summarize(
     rows = torch.stack([result.samples, result.head_grad_norms, *by_head], 1)  # H 7
     ops = torch.bincount(rollout.choice.action[..., Head.OP].flatten(), minlength=len(Op))
     ends = torch.nonzero(ended).T  # decision and host of each episode's end
-    lives = torch.stack([ends[1], *(getattr(rollout, name)[*ends] for name in AT_END), rollout.sick[*ends]], 1)
+    episode_ends = torch.stack([ends[1], *(getattr(rollout, name)[*ends] for name in AT_END), rollout.sick[*ends]], 1)
     occupied = rollout.seen.features.slots[..., OCCUPIED].sum(-1).mean((0, 1))
     stacked = torch.stack([x.double() for x in numbers.values()])
-    scalars, heads, counts, ended_lives, occupancy = _to_lists(stacked, rows, ops, lives, occupied)
+    scalars, heads, counts, ended_rows, occupancy = _to_lists(stacked, rows, ops, episode_ends, occupied)
     totals: dict[str, Any] = dict(zip(numbers, scalars, strict=True))
     episodes = round(totals["episodes"])
     totals |= {name: totals[name] / episodes if episodes else None for name in at_end}
@@ -182,7 +182,7 @@ def summarize(
         ops={op.name: round(count) for op, count in zip(Op, counts, strict=True)},
         seconds=seconds,
         occupancy=tuple(occupancy),
-        lives=tuple(LifeReport(update, int(host), *reached, sick=bool(sick)) for host, *reached, sick in ended_lives),
+        lives=tuple(LifeReport(update, int(host), *reached, sick=bool(sick)) for host, *reached, sick in ended_rows),
         memory=torch.cuda.max_memory_allocated(rollout.reward.device) if rollout.reward.is_cuda else None,
     )
 
