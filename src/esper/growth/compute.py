@@ -35,7 +35,8 @@ def fake_tensors(model: nn.Module, mode: FakeTensorMode) -> Iterator[list[Tensor
     try:
         for store, name, tensor in kept:
             store[name] = made[id(tensor)]
-        yield list(made.values())
+        with torch.compiler.set_stance("force_eager"):  # compiled kernels would read memory that fake tensors lack
+            yield list(made.values())
     finally:
         for store, name, tensor in kept:
             store[name] = tensor

@@ -51,9 +51,9 @@ class Doubling:
 
     def __call__(self, growth: "Growth") -> Deepen | None:
         due = sum(growth.progress >= share for share in self.at)
-        if due <= self.made:
+        if due <= self.made or growth.is_blending:
             return None
-        self.made = due
+        self.made += 1
         return Deepen()
 
 
