@@ -238,10 +238,12 @@ class Controller(nn.Module):
         return self.norm(x), memory
 
     def op_log_probs(self, x: Tensor, legal: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and mask of ops."""
         mask = legal.any(-1)
         return masked(self.op(x), mask), mask
 
     def slot_log_probs(self, x: Tensor, slots: Tensor, legal: Tensor, op: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and mask of slots, given the op."""
         mask = legal.gather(-2, op[..., None, None].expand(*op.shape, 1, legal.shape[-1]))[..., 0, :]
         return masked(self.slot_score(slots, torch.cat([x, self.op_code(op)], -1)), mask), mask
 

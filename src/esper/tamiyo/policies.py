@@ -77,15 +77,19 @@ class Rule:
     name = "rule"
 
     def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
+        """Prepare for a fleet of fresh hosts."""
         self.space = setting.space
 
     def decide(self, view: View, fresh: Bool[Tensor, " N"], uniform: Float[Tensor, "N A"]) -> Int[Tensor, "N H"]:
+        """Make every host wait."""
         return self.wait(view)
 
     def wait(self, view: View) -> Int[Tensor, "N H"]:
+        """Return the action of waiting for every host."""
         return self.all(view, self.space.action())
 
     def all(self, view: View, action: Sequence[int]) -> Int[Tensor, "N H"]:
+        """Return one action for every host."""
         return torch.tensor(action, device=view.signals.age.device).repeat(len(view.signals.age), 1)
 
 
@@ -368,11 +372,13 @@ class LearnedPolicy:
         self.controller, self.greedy, self.name = controller, greedy, name
 
     def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
+        """Prepare for a fleet of fresh hosts."""
         self.memory = self.controller.blank(num_hosts, device)
         table = describe(setting.families, setting.seed_parameters)
         self.blueprints = table.to(device).expand(num_hosts, *table.shape)
 
     def decide(self, view: View, fresh: Bool[Tensor, " N"], uniform: Float[Tensor, "N A"]) -> Int[Tensor, "N H"]:
+        """Return an action for every host, and advance the hidden state."""
         blank = self.controller.blank(len(fresh), fresh.device)
         self.memory = HiddenState(
             *(torch.where(fresh[:, None], new, old) for new, old in zip(blank, self.memory, strict=True))

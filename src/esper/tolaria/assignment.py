@@ -158,10 +158,10 @@ def assign(buckets: Mapping[Kind, Seeds], num_slots: int, measuring: bool, paddi
         starting = np.flatnonzero(living if measuring else silent)
         what = "counterfactuals" if measuring else "incubators"
         spawns, started = _padded(starting, padding((s, what), len(starting), SHARES[what]) if here else 0)
-        plan_of_bucket, echoes = _echoes(here, beside, measuring, padding)
+        buckets_here, echoes = _echoes(here, beside, measuring, padding)
         assignments.append(
             SlotAssignment(
-                plan_of_bucket,
+                buckets_here,
                 *(_tensor(x) for x in (np.where(living, hosts, 0), graft, alpha, target, loud)),
                 spawns=Rows(_tensor(spawns), _tensor(started)),
                 echoes=Rows(_tensor(echoes[:, 0]), _tensor(echoes[:, 1] > 0)),

@@ -47,6 +47,7 @@ def env_settings(env: FleetEnv) -> dict[str, Any]:
 
 
 def env_description(env: FleetEnv) -> dict[str, Any]:
+    """Return the settings of an env, and the kinds of its seeds."""
     return env_settings(env) | {"kinds": list(env.fleet.buckets)}
 
 
@@ -69,7 +70,7 @@ def _name(kind: Kind) -> str:
 
 
 def _expected(env: FleetEnv, tensors: Mapping[str, Tensor], kinds: list[Kind]) -> Tensors:
-    """Return tensors of the shapes that this env needs: its own, and buckets with as many rows as in the file."""
+    """Return tensors of the shapes that this env needs: its own, and buckets with the row counts of the file."""
     needed = {name: x for name, x in env_tensors(env).items() if not name.startswith("bucket/")}
     for kind in kinds:
         rows = len(tensors[f"{_name(kind)}/hosts"])

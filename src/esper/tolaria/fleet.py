@@ -128,18 +128,22 @@ class Fleet:
 
     @property
     def num_hosts(self) -> int:
+        """Number of hosts."""
         return len(self.rng_seeds)
 
     @cached_property
     def seed_flops(self) -> Int[Tensor, "S K G"]:
+        """FLOPs of every possible seed for one example, by slot, blueprint and graft."""
         return tabulate(self.slots, self.space, seed_flops).to(self.device)
 
     @property
     def trunk(self) -> Stack:
+        """Parameters and optimizer state of the hosts without their seeds."""
         return self.network.trunk
 
     @property
     def buckets(self) -> dict[Kind, Bucket]:
+        """Parameters and optimizer state of all seeds, by slot and blueprint."""
         return self.network.buckets
 
     def learn_at(self, lr: Float[Tensor, " N"]) -> None:
@@ -392,6 +396,7 @@ class Fleet:
 
     @torch.no_grad()
     def measured(self, assignment: Assignment) -> Measured:
+        """Evaluate every host on the validation data, by a captured program if there is one."""
         chunks = self.memory.chunks(self.num_hosts, len(self.validation_data[0]), *rows_of(assignment), training=False)
         inputs = (pack(assignment, self.device), chunks)
         program = self.recorded("measure", self.measure, inputs)
@@ -400,6 +405,7 @@ class Fleet:
 
     @torch.no_grad()
     def measure(self, packed: Packed, chunks: int, data: Split | None = None) -> Measured:
+        """Evaluate every host on data split into `chunks` parts; the validation data by default."""
         assignment, data = unpack(packed), data or self.validation_data
         flats = {name: stack.flat.to(self.engine.compute) for name, stack in self.network.stacks.items()}
         sums, besides = [], []

@@ -66,6 +66,7 @@ class Snapshot(NamedTuple):
 
 
 def empty_health(fleet: Fleet) -> HealthHistory:
+    """Return the history of hosts without any results."""
     inf = torch.full((fleet.num_hosts,), torch.inf, device=fleet.device, dtype=torch.float64)
     return HealthHistory(inf, inf, -inf)
 

@@ -61,6 +61,7 @@ class MemoryEstimator:
         return size * self.dtype.itemsize // torch.float32.itemsize
 
     def seed(self, kind: Kind) -> int:
+        """Return the bytes that one seed of a kind needs for one example."""
         if kind not in self.seeds:
             slot = self.network.slots[kind.slot]
             template = self.network.known[kind].stack.template

@@ -78,6 +78,7 @@ class Network:
 
     @property
     def stacks(self) -> dict[Kind | None, Stack]:
+        """The stack of each kind of seed; that of the trunk under None."""
         return {None: self.trunk} | {kind: bucket.stack for kind, bucket in self.buckets.items()}
 
     def bear(self, fresh: Bool[Tensor, " N"], rng_seeds: Int[Tensor, " N"]) -> None:

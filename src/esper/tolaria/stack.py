@@ -108,6 +108,7 @@ class Stack:
 
     @property
     def flat(self) -> Float[Tensor, "R P"]:
+        """Parameters of all rows."""
         return self.whole["flat"][: self.rows]
 
     @property
@@ -125,6 +126,7 @@ class Stack:
         self.flat.index_copy_(0, rows, self.layout.flatten(params).to(self.flat))
 
     def clear(self, rows: Int[Tensor, " R"]) -> None:
+        """Set the parameters, moments and step counts of rows to zero."""
         for tensor in self.tensors.values():
             tensor.index_fill_(0, rows, 0)
 
