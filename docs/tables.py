@@ -1,23 +1,27 @@
-"""Write the tables of the docs that come from the code or from the exam of the shipped controller: everything between
-`<!-- table: NAME -->` and `<!-- end -->`, in README.md and here; and the last column of the ledger, from the tables of
-mutants.
+"""Write the parts of the docs that come from the code or from the exam of the shipped controller: everything between
+`<!-- table: NAME -->` and `<!-- end -->` in README.md and docs/, and the mutants of each row of docs/findings.md.
 
 python docs/tables.py [--check]
 """
 
 import ast
 import inspect
+import io
+import os
 import re
 import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
 from enum import Enum
 from math import exp, inf
 from pathlib import Path
 from statistics import mean
 from textwrap import dedent
+from unittest.mock import patch
 
+from esper.cli import main
 from esper.kasmina.blueprints import blueprint, blueprint_names
 from esper.kasmina.gates import LifecycleConfig
 from esper.kasmina.host import num_parameters
@@ -252,6 +256,30 @@ def frontier() -> str:
     return rows(("setting", "arm (parameters: metric)"), map(row, RunFolder(SHIPPED).exams()))
 
 
+def help_of(*command: str) -> str:
+    """What `esper COMMAND --help` prints, 100 columns wide and without colours."""
+    printed = io.StringIO()
+    with patch.dict(os.environ, {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}), redirect_stdout(printed):
+        try:
+            main([*command, "--help"])
+        except SystemExit as finished:
+            assert not finished.code, command
+    return "\n".join(line.rstrip() for line in printed.getvalue().strip().splitlines())
+
+
+def commands(*group: str) -> list[tuple[str, ...]]:
+    """A command and, after it, the commands inside it, which its usage lists in braces."""
+    inside = re.match(r"usage: [^\n]*\{([a-z,]+)\}\s*\n", help_of(*group) + "\n")
+    names = inside[1].split(",") if inside else []
+    return [group, *(command for name in names for command in commands(*group, name))]
+
+
+def cli() -> str:
+    """The help texts of all commands."""
+    parts = ((" ".join(("esper", *command)), help_of(*command)) for command in commands())
+    return "\n".join(f"## {name}\n\n```text\n{text}\n```\n" for name, text in parts)
+
+
 def mutants() -> dict[str, list[str]]:
     """The mutants of every requirement."""
     found: dict[str, list[str]] = {}
@@ -299,6 +327,7 @@ TABLES: dict[str, Callable[[], str]] = {
         equal_flops,
         frontier,
         further_mutants,
+        cli,
     )
 }
 
@@ -308,7 +337,7 @@ def refreshed(page: Path) -> str:
     return with_mutants(text) if page == LEDGER else text
 
 
-def main(check: bool) -> int:
+def refresh(check: bool) -> int:
     pages = [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]
     stale = [page for page in pages if refreshed(page) != page.read_text()]
     for page in stale:
@@ -319,4 +348,4 @@ def main(check: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main("--check" in sys.argv))
+    sys.exit(refresh("--check" in sys.argv))
