@@ -212,7 +212,7 @@ def all_arms() -> str:
 
 
 def equal_flops() -> str:
-    """The lead over arms with as many FLOPs or epochs. A grown topology pays equal rent when it is trained from scratch,
+    """The lead over arms with equal FLOPs or epochs. A grown topology pays equal rent when it is trained from scratch,
     so its difference in score is its difference in J."""
     columns = (("longer", "ahead"), ("longer", "in score"), ("static, longer", "ahead"), ("static", "ahead"))
 
