@@ -257,9 +257,9 @@ def frontier() -> str:
 
 
 def help_of(*command: str) -> str:
-    """What `esper COMMAND --help` prints, 100 columns wide and without colours."""
+    """What `esper COMMAND --help` prints, 80 columns wide and without colours."""
     printed = io.StringIO()
-    plain = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+    plain = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
     with patch.dict(os.environ, plain), redirect_stdout(printed), suppress(SystemExit):
         main([*command, "--help"])
     return "\n".join(line.rstrip() for line in printed.getvalue().strip().splitlines())
