@@ -266,9 +266,9 @@ def help_of(*command: str) -> str:
 
 
 def commands(*group: str) -> list[tuple[str, ...]]:
-    """A command and, after it, the commands inside it, which its usage lists in braces."""
-    inside = re.match(r"usage: [^\n]*\{([a-z,]+)\}\s*\n", help_of(*group) + "\n")
-    names = inside[1].split(",") if inside else []
+    """A command and, after it, the commands inside it, which its help lists."""
+    listed = re.search(r"^ *(?:sub)?commands.*", help_of(*group), re.DOTALL | re.MULTILINE)
+    names = re.findall(r"^ {2,4}(?:• )?([a-z]\w*)  ", listed[0], re.MULTILINE) if listed else []
     return [group, *(command for name in names for command in commands(*group, name))]
 
 
