@@ -158,6 +158,21 @@ def exams() -> str:
     return rows(("setting", "J", *RIVALS), map(row, RunFolder(SHIPPED).exams()))
 
 
+def payoff() -> str:
+    """What growing gave in each setting: metric and size without and with it, and against training longer."""
+
+    def row(exam: ExamReport) -> list[str]:
+        arms = exam.by_name
+        grown, never = arms[exam.policy], arms["never"]
+        metric = f"{exam.metric} {never.mean:.3f} → {grown.mean:.3f}"
+        size = f"{never.params:,.0f} → {grown.params:,.0f}"
+        longer = f"{arms['longer'].mean:.3f}, {SEEN[arms['longer'].verdict]}" if "longer" in arms else ""
+        return [exam.setting, metric, size, never.verdict, longer]
+
+    head = ("setting", "never → grown", "parameters", "growing is", "never, trained as many FLOPs")
+    return rows(head, map(row, RunFolder(SHIPPED).exams()))
+
+
 def rules() -> str:
     """The rules that the controller is better than, level with or worse than, by setting and in total."""
     verdicts = ("better", "level", "worse")
@@ -304,6 +319,8 @@ def with_mutants(ledger: str) -> str:
     return "\n".join(lines)
 
 
+SEEN = {"better": "worse", "level": "level", "worse": "better"}
+"""A verdict on the controller, seen from the other arm."""
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
@@ -317,6 +334,7 @@ TABLES: dict[str, Callable[[], str]] = {
         hosts,
         seeds,
         exams,
+        payoff,
         rules,
         to_win,
         in_score,
