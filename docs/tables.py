@@ -1,23 +1,27 @@
-"""Write the tables of the docs that come from the code or from the exam of the shipped controller: everything between
-`<!-- table: NAME -->` and `<!-- end -->`, in README.md and here; and the last column of the ledger, from the tables of
-mutants.
+"""Write the parts of the docs that come from the code or from the exam of the shipped controller: everything between
+`<!-- table: NAME -->` and `<!-- end -->` in README.md and docs/, and the mutants of each row of docs/findings.md.
 
 python docs/tables.py [--check]
 """
 
 import ast
 import inspect
+import io
+import os
 import re
 import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout, suppress
 from enum import Enum
 from math import exp, inf
 from pathlib import Path
 from statistics import mean
 from textwrap import dedent
+from unittest.mock import patch
 
+from esper.cli import main
 from esper.kasmina.blueprints import blueprint, blueprint_names
 from esper.kasmina.gates import LifecycleConfig
 from esper.kasmina.host import num_parameters
@@ -33,7 +37,7 @@ from esper.telemetry.folder import RunFolder
 DOCS = Path(__file__).parent
 LEDGER = DOCS / "findings.md"
 REQUIREMENT = re.compile(r"^\| ([A-E]\d+|law \d+)\b")
-"""How a row of the ledger begins."""
+"""The start of a row of the ledger."""
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -134,7 +138,7 @@ COLUMNS = ("metric", "IQM", "growth", "FLOPs", "lr", "J", "ahead", "P(better)", 
 
 
 def cell(arm: ArmReport, column: str) -> str:
-    """With a real minus, and in bold what is shown to be better or worse."""
+    """A cell of a table, with a real minus sign; differences that are shown are bold."""
     text = arm.cells[column]
     if column not in ("ahead", "in score") or not text:
         return text
@@ -144,7 +148,7 @@ def cell(arm: ArmReport, column: str) -> str:
 
 
 def exams() -> str:
-    """The exams of the controller that comes along: its J, and by how much it is above the others."""
+    """Exams of the shipped controller: its J, and its lead over other arms."""
 
     def row(exam: ExamReport) -> list[str]:
         arms = exam.by_name
@@ -154,8 +158,23 @@ def exams() -> str:
     return rows(("setting", "J", *RIVALS), map(row, RunFolder(SHIPPED).exams()))
 
 
+def payoff() -> str:
+    """What growing gave in each setting: metric and size without and with it, and against training longer."""
+
+    def row(exam: ExamReport) -> list[str]:
+        arms = exam.by_name
+        grown, never = arms[exam.policy], arms["never"]
+        metric = f"{exam.metric} {never.mean:.3f} → {grown.mean:.3f}"
+        size = f"{never.params:,.0f} → {grown.params:,.0f}"
+        longer = f"{arms['longer'].mean:.3f}, {SEEN[arms['longer'].verdict]}" if "longer" in arms else ""
+        return [exam.setting, metric, size, never.verdict, longer]
+
+    head = ("setting", "never → grown", "parameters", "growing is", "never, trained as many FLOPs")
+    return rows(head, map(row, RunFolder(SHIPPED).exams()))
+
+
 def rules() -> str:
-    """Whom it beats and whom it does not, setting by setting and in all."""
+    """The rules that the controller is better than, level with or worse than, by setting and in total."""
     verdicts = ("better", "level", "worse")
     counts: Counter[str] = Counter()
 
@@ -167,12 +186,12 @@ def rules() -> str:
         return [exam.setting, *(", ".join(arm.name for arm in met if arm.verdict == v) for v in verdicts), gain]
 
     body = [row(exam) for exam in RunFolder(SHIPPED).exams()]
-    body.append(["in all", *(str(counts[v]) for v in verdicts), ""])
-    return rows(("setting", "better than", "no difference from", "worse than", "of the grid oracle's gain"), body)
+    body.append(["total", *(str(counts[v]) for v in verdicts), ""])
+    return rows(("setting", "better than", "no difference from", "worse than", "share of the grid oracle's gain"), body)
 
 
 def to_win() -> str:
-    """How far above the heuristic the best is that there is, and the controller."""
+    """The lead of the grid oracle and of the controller over the heuristic."""
     body = []
     for exam in RunFolder(SHIPPED).exams():
         arms = exam.by_name
@@ -183,7 +202,7 @@ def to_win() -> str:
 
 
 def in_score() -> str:
-    """Arms that are at least as large, by score alone; what was grown again aside, which is as large by design."""
+    """Arms at least as large as the controller's hosts, by score alone; those with its own topologies are left out."""
 
     def row(exam: ExamReport) -> list[str]:
         least = exam.by_name[exam.policy].params
@@ -199,7 +218,7 @@ def in_score() -> str:
 
 
 def all_arms() -> str:
-    """Every arm of every exam of the controller that comes along."""
+    """Every arm of every exam of the shipped controller."""
     parts = []
     for exam in RunFolder(SHIPPED).exams():
         body = ((arm.name, *(cell(arm, column) for column in COLUMNS)) for arm in exam.arms)
@@ -208,8 +227,8 @@ def all_arms() -> str:
 
 
 def equal_flops() -> str:
-    """Against those who had as many FLOPs, or as many epochs. What was grown has the same rent when it is trained from
-    scratch, so the difference in score is that in J."""
+    """The lead over arms with equal FLOPs or epochs. A grown topology pays equal rent when it is trained from scratch,
+    so its difference in score is its difference in J."""
     columns = (("longer", "ahead"), ("longer", "in score"), ("static, longer", "ahead"), ("static", "ahead"))
 
     def row(exam: ExamReport) -> list[str]:
@@ -220,7 +239,7 @@ def equal_flops() -> str:
 
 
 def trainings() -> str:
-    """J of each training by itself, with what it grows, and J of others."""
+    """J and growth of each training by itself, and J of other arms."""
 
     def row(exam: ExamReport) -> list[str]:
         arms = exam.by_name
@@ -238,7 +257,7 @@ def trainings() -> str:
 
 
 def frontier() -> str:
-    """The arms that nobody smaller is above, from small to large."""
+    """The arms with a higher score than every smaller arm, from small to large."""
 
     def row(exam: ExamReport) -> list[str]:
         best, told = -inf, []
@@ -252,6 +271,28 @@ def frontier() -> str:
     return rows(("setting", "arm (parameters: metric)"), map(row, RunFolder(SHIPPED).exams()))
 
 
+def help_of(*command: str) -> str:
+    """What `esper COMMAND --help` prints, 80 columns wide and without colours."""
+    printed = io.StringIO()
+    plain = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
+    with patch.dict(os.environ, plain), redirect_stdout(printed), suppress(SystemExit):
+        main([*command, "--help"])
+    return "\n".join(line.rstrip() for line in printed.getvalue().strip().splitlines())
+
+
+def commands(*group: str) -> list[tuple[str, ...]]:
+    """A command and, after it, the commands inside it, which its help lists."""
+    listed = re.search(r"^ *(?:sub)?commands.*", help_of(*group), re.DOTALL | re.MULTILINE)
+    names = re.findall(r"^ {2,4}(?:• )?([a-z]\w*)  ", listed[0], re.MULTILINE) if listed else []
+    return [group, *(command for name in names for command in commands(*group, name))]
+
+
+def cli() -> str:
+    """The help texts of all commands."""
+    parts = ((" ".join(("esper", *command)), help_of(*command)) for command in commands())
+    return "\n".join(f"## {name}\n\n```text\n{text}\n```\n" for name, text in parts)
+
+
 def mutants() -> dict[str, list[str]]:
     """The mutants of every requirement."""
     found: dict[str, list[str]] = {}
@@ -263,7 +304,7 @@ def mutants() -> dict[str, list[str]]:
 
 
 def further_mutants() -> str:
-    """What mutants break besides the rows of the ledger."""
+    """Mutants that break something other than a row of the ledger."""
     others = {row: ids for row, ids in mutants().items() if not REQUIREMENT.match(f"| {row} ")}
     return rows(("what", "mutants"), ((row, ", ".join(ids)) for row, ids in sorted(others.items())))
 
@@ -278,6 +319,8 @@ def with_mutants(ledger: str) -> str:
     return "\n".join(lines)
 
 
+SEEN = {"better": "worse", "level": "level", "worse": "better"}
+"""A verdict on the controller, seen from the other arm."""
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
@@ -291,6 +334,7 @@ TABLES: dict[str, Callable[[], str]] = {
         hosts,
         seeds,
         exams,
+        payoff,
         rules,
         to_win,
         in_score,
@@ -299,6 +343,7 @@ TABLES: dict[str, Callable[[], str]] = {
         equal_flops,
         frontier,
         further_mutants,
+        cli,
     )
 }
 
@@ -308,7 +353,7 @@ def refreshed(page: Path) -> str:
     return with_mutants(text) if page == LEDGER else text
 
 
-def main(check: bool) -> int:
+def refresh(check: bool) -> int:
     pages = [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]
     stale = [page for page in pages if refreshed(page) != page.read_text()]
     for page in stale:
@@ -319,4 +364,4 @@ def main(check: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main("--check" in sys.argv))
+    sys.exit(refresh("--check" in sys.argv))

@@ -1,4 +1,4 @@
-"""Train one small host on MNIST-1D with a written growth plan, beside a twin that never grows, and draw its life.
+"""Train one small host on MNIST-1D with a growth plan, and a copy of it that never grows, and draw both.
 
 python examples/one_life.py [picture.png]
 """
@@ -18,8 +18,8 @@ PLAN = {
 }
 
 
-def live(task: esper.Task, plan: dict[int, tuple[str, dict[str, str]]]) -> list[esper.EpochReport]:
-    """A host's whole life under a plan: decision -> op and choices."""
+def train(task: esper.Task, plan: dict[int, tuple[str, dict[str, str]]]) -> list[esper.EpochReport]:
+    """Train a host for one episode under a plan, which maps decisions to an op and its choices."""
     trainer = esper.HostTrainer(esper.weak_host("cnn1d", task.spec.inputs, task.spec.outputs), task, rng_seed=1)
     reports = []
     for epoch in range(EPOCHS):
@@ -33,15 +33,15 @@ def live(task: esper.Task, plan: dict[int, tuple[str, dict[str, str]]]) -> list[
 
 def main(picture: Path) -> None:
     task = esper.load_task("mnist1d")
-    print("The same host, never grown:")
-    twin = live(task, {})
-    print("StaticEnv by the plan:")
-    grown = live(task, PLAN)
+    print("Without growth:")
+    bare = train(task, {})
+    print("With the growth plan:")
+    grown = train(task, PLAN)
     picture.parent.mkdir(parents=True, exist_ok=True)
-    draw_life(grown, picture, twin=twin, title="One host on MNIST-1D, with and without growth")
+    draw_life(grown, picture, twin=bare, title="One host on MNIST-1D, with and without growth")
     print(
-        f"\nnever grown {twin[-1].metric:.3f} with {twin[-1].parameters:,} parameters,"
-        f" grown {grown[-1].metric:.3f} with {grown[-1].parameters:,}.\nIts life: {picture}"
+        f"\nwithout growth {bare[-1].metric:.3f} with {bare[-1].parameters:,} parameters,"
+        f" with growth {grown[-1].metric:.3f} with {grown[-1].parameters:,}.\nPicture: {picture}"
     )
 
 

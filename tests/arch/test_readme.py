@@ -15,6 +15,8 @@ def test_the_readmes_ten_lines(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {})
     assert (tmp_path / "grown.safetensors").exists()
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("24 0.")
-    assert "HOLDING" in last
+    epochs = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [epoch[0] for epoch in epochs] == [str(n) for n in range(20)]
+    assert any(epoch[1] == "GERMINATE" for epoch in epochs)
+    assert float(epochs[-1][2]) > 0.7
+    assert int(epochs[-1][3]) > 818, "the host has grown"
