@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from esper.kasmina import LifecycleConfig, build_host, load_model, register_blueprint, save_model, unregister_blueprint
 from esper.kasmina.blueprints.vector import low_rank
 from esper.kasmina.host import Host
-from esper.leyline import files as model_files
+from esper.leyline import tensor_files
 from esper.leyline.actions import Graft
 from esper.leyline.errors import FileError
 from esper.leyline.specs import HostSpec
@@ -176,7 +176,7 @@ def test_a_failed_write_keeps_the_old_file(saved, monkeypatch):
     def full_disk(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(model_files.os, "fsync", full_disk)
+    monkeypatch.setattr(tensor_files.os, "fsync", full_disk)
     with pytest.raises(FileError, match="No space left"):
         save_model(saved / "model.safetensors", build_host(SPECS["mlp"], 5))
     assert (saved / "model.safetensors").read_bytes() == old
@@ -221,9 +221,9 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_well_formed_file_with_the_wrong_content_is_refused(saved, name):
     """The checksum is right, so somebody or another version meant it; it is still a clear error."""
-    tensors, description = model_files.read(saved / "training.safetensors", "esper.training")
+    tensors, description = tensor_files.read(saved / "training.safetensors", "esper.training")
     BROKEN[name](description, tensors)
-    model_files.write(saved / "broken", "esper.training", tensors, description)
+    tensor_files.write(saved / "broken", "esper.training", tensors, description)
     trainer = toy_trainer("mlp", examples=64, lifecycle=HASTY)
     host, optimizer, state = trainer.host, trainer.optimizer, trainer.state
     with pytest.raises(FileError, match="broken"):
