@@ -58,8 +58,8 @@ def test_the_page_is_whole_and_needs_nothing_else(folder):
     assert page.links == 0
     assert all(source.startswith("data:image/png;base64,") for source in page.sources)
     assert not re.search(r"https?://", text)
-    assert page.titles[:4] == ["Exam", "Learning", "What it does when", "Lives of example hosts"]
-    assert {"Heads", "Anomalies", "What its seeds are worth", "Where and how"} <= set(page.titles)
+    assert page.titles[:4] == ["Exam", "Learning", "Chosen ops", "Example episodes"]
+    assert {"Heads", "Anomalies", "Contribution of seeds", "Recipe and environment"} <= set(page.titles)
     assert "<b>bold" not in text, "names are text, not tags"
 
 
@@ -111,6 +111,8 @@ def test_anomalies_are_told():
     anomaly = Anomaly(3, "value collapse", "critic", "it expects <nothing>", "lower lr")
     story = Story(name="x", config={}, environment={}, reports=[report(3, anomalies=(anomaly,))], exams=[], lives=[])
     assert "it expects &lt;nothing&gt;; lower lr" in html(story, [])
+    again = replace(story, reports=[report(n, anomalies=(replace(anomaly, update=n),)) for n in (3, 4, 9)])
+    assert html(again, []).count("value collapse") == html(again, []).count("3 (3 to 9)") == 1, "once, with a count"
 
 
 def test_a_performance_profile_is_the_share_of_hosts_above_each_threshold():

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 
+from esper.cli.threads import let_waiting_threads_sleep
 from esper.leyline.errors import EsperError
 
 
@@ -10,6 +11,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """`esper ...`: errors of use are one sentence and exit code 2; `--debug` anywhere shows where they come from."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
+    let_waiting_threads_sleep()
     from esper.cli.commands import parse
 
     try:

@@ -34,7 +34,6 @@ from esper.tamiyo.controller_files import load_controller, save_controller
 from esper.tamiyo.features import HIDEABLE
 from esper.tamiyo.policies import LearnedPolicy
 from esper.telemetry import SINKS, Board, RunFolder, Sink, SinkName
-from esper.telemetry.board import line
 from esper.telemetry.folder import LOGS, environment
 
 
@@ -72,7 +71,7 @@ class Listening:
             with Live(board, console=console, auto_refresh=False) as live:
                 yield lambda report: live.refresh()
         else:
-            yield lambda report: console.print(line(report))
+            yield lambda report: console.print(board.line(), soft_wrap=True)
 
 
 def _carefully(name: str, do: Callable[..., object], *arguments: object) -> bool:

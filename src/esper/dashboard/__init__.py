@@ -1,4 +1,4 @@
-"""Looking at runs: pictures of what reports say."""
+"""Draw figures and HTML reports of runs."""
 
 from esper.dashboard.life import draw_life
 

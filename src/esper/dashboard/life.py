@@ -1,4 +1,4 @@
-"""A picture of one host's life: how well it did, how loudly its seeds spoke, and the stages they went through."""
+"""Draw one episode of a host: its metric, the alpha of its seeds, and their stages."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +25,9 @@ STAGE_COLORS = {
 }
 
 TOO_CLOSE = 0.2
-"""Labels of lives that end nearer to each other than this share of the axis are moved apart..."""
+"""Share of the y axis below which the labels of two curves are moved apart."""
 LINE = 13
-"""...by so many points each."""
+"""Distance by which a label is moved, in points."""
 
 
 def draw_life(
@@ -38,9 +38,24 @@ def draw_life(
     metric: str = "accuracy",
     title: str = "",
 ) -> None:
-    """Draw a host's life to a file, beside that of a `twin` that never grew."""
+    """Draw an episode of a host to an image file.
+
+    Args:
+        reports: One report per epoch.
+        path: The image; its ending names the format.
+        twin: An episode of the same host without growth, drawn for comparison.
+        metric: Name of the task's metric.
+        title: Text above the figure.
+
+    Raises:
+        EsperError: There are no reports, or matplotlib is not installed.
+
+    Example:
+        >>> reports = [trainer.decide(trainer.space.action()) for _ in range(20)]
+        >>> draw_life(reports, "life.png", title="A host that waits")
+    """
     if not reports:
-        raise EsperError("reports must hold at least one epoch to draw a life")
+        raise EsperError("reports must hold at least one epoch, not none")
     slots = len(reports[0].slots)
     with drawing(path, 8, 4.6 + 0.28 * slots) as figure:
         axes = figure.subplots(3, sharex=True, height_ratios=[3, 1.4, 0.42 * slots])
@@ -97,7 +112,7 @@ def _draw_alpha(ax: "Axes", reports: Sequence[EpochReport]) -> None:
 
 
 def _draw_stages(ax: "Axes", reports: Sequence[EpochReport]) -> None:
-    """One band per slot, coloured by stage, with each seed's blueprint where it germinated."""
+    """Draw one band per slot, colored by stage, with the blueprint of each seed where it germinated."""
     shown: set[Stage] = set()
     for s in range(len(reports[0].slots)):
         before = None

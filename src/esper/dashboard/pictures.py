@@ -1,4 +1,4 @@
-"""Pictures of a run: how it learned, what it does when, what its seeds are worth, how its heads are."""
+"""Draw figures of a run: learning curves, exams, chosen ops, contributions of seeds, health of heads."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,17 +25,18 @@ if TYPE_CHECKING:
 
 PROFILE_COLORS = ("#8a949c", "#2166ac", "#b35806", "#762a83", "#01665e", "#c51b7d", "#8c510a", "#4d4d4d")
 CURVES = {
-    "J of lives that ended": ("objective", GREEN),
+    "J at the end of episodes": ("objective", GREEN),
     "score": ("score", INK),
     "growth": ("growth", EARTH),
     "entropy": ("entropy", QUIET),
-    "KL of the update": ("approx_kl", QUIET),
+    "approximate KL": ("approx_kl", QUIET),
     "explained variance": ("explained_variance", QUIET),
 }
+HEALTH = {"entropy": "entropy", "approximate KL": "approx_kl", "clip fraction": "clip_fraction"}
 
 
 def draw_learning(reports: Sequence[UpdateReport], path: Path) -> None:
-    """What rose and what fell, update by update."""
+    """Draw learning curves over updates."""
     with drawing(path, 9, 4.2) as figure:
         for ax, (title, (name, color)) in zip(figure.subplots(2, 3).flat, CURVES.items(), strict=True):
             known = [(r.update, getattr(r, name)) for r in reports if getattr(r, name) is not None]
@@ -55,7 +56,7 @@ def draw_learning(reports: Sequence[UpdateReport], path: Path) -> None:
 
 
 def draw_exam(exam: ExamReport, path: Path) -> None:
-    """How far the policy under test is above each of the others, with its interval."""
+    """Draw the difference in J between the policy under test and each baseline, with confidence intervals."""
     others = [arm for arm in exam.arms if arm.difference is not None]
     with drawing(path, 8, 1.2 + 0.42 * len(others)) as figure:
         ax = figure.subplots()
@@ -75,16 +76,16 @@ def draw_exam(exam: ExamReport, path: Path) -> None:
         ax.axvline(0, color=INK, lw=1)
         ax.set_yticks(range(len(others)), [f"against {arm.name}" for arm in others])
         ax.set_ylim(len(others) - 0.5, -0.7)
-        ax.set_xlabel(f"J of {exam.policy} minus J of the other, host by host: mean and 95 % interval")
+        ax.set_xlabel(f"J of {exam.policy} minus J of the other policy, paired by host: mean and 95 % interval")
         quieten(ax, grid=False)
 
 
 def draw_frontier(exam: ExamReport, path: Path) -> None:
-    """Who is better at which size, and at which cost."""
+    """Draw the score of each policy against its parameters and its FLOPs."""
     with drawing(path, 9, 3.4) as figure:
         axes = figure.subplots(1, 2, sharey=True)
         scores = [sum(arm.scores) / len(arm.scores) for arm in exam.arms]
-        for ax, (field, name) in zip(axes, {"params": "parameters", "flops": "FLOPs of a life"}.items(), strict=True):
+        for ax, (field, name) in zip(axes, {"params": "parameters", "flops": "FLOPs per episode"}.items(), strict=True):
             for arm, y in zip(exam.arms, scores, strict=True):
                 own = arm.name == exam.policy
                 ax.plot(getattr(arm, field), y, "o", color=GREEN if own else QUIET, ms=9 if own else 6, zorder=2 + own)
@@ -93,13 +94,13 @@ def draw_frontier(exam: ExamReport, path: Path) -> None:
             ax.margins(x=0.25, y=0.15)
             quieten(ax)
         axes[0].set_ylabel(f"{exam.data} score, mean")
-        figure.draw_without_rendering()  # only now it is known where points will be
+        figure.draw_without_rendering()  # sets the coordinates of points
         for ax, field in zip(axes, ("params", "flops"), strict=True):
             name_points(ax, [(arm.name, getattr(arm, field), y) for arm, y in zip(exam.arms, scores, strict=True)])
 
 
 def draw_profiles(exam: ExamReport, path: Path) -> None:
-    """The share of hosts that score above each threshold."""
+    """Draw performance profiles: the share of hosts that score above each threshold."""
     thresholds = sorted({score for arm in exam.arms for score in arm.scores})
     with drawing(path, 8, 3.2) as figure:
         ax = figure.subplots()
@@ -116,12 +117,12 @@ def draw_profiles(exam: ExamReport, path: Path) -> None:
 
 
 def draw_actions(reports: Sequence[UpdateReport], lives: Sequence[Life], path: Path) -> None:
-    """Which op is chosen when: in a life, by the controller as it is now, and over its training."""
+    """Draw the share of each op: by decision in exam episodes, and by update in training."""
     now = _by_decision(lives)
     over_training = [[r.ops.get(op.name, 0) / r.decisions for r in reports] for op in Op]
     both = [(over_training, "update", "in training")] if reports else []
     if now:
-        both.insert(0, (now, "decision of a life", f"in {len(lives)} lives of the exam"))
+        both.insert(0, (now, "decision of an episode", f"in {len(lives)} episodes of the exam"))
     with drawing(path, 9, 2.6) as figure:
         axes = figure.subplots(1, len(both), sharey=True, squeeze=False)[0]
         for ax, (shares, axis, title) in zip(axes, both, strict=True):
@@ -130,7 +131,7 @@ def draw_actions(reports: Sequence[UpdateReport], lives: Sequence[Life], path: P
 
 
 def _by_decision(lives: Sequence[Life]) -> list[list[float]]:
-    """The share of each op at each decision, among the lives that last that long."""
+    """Return the share of each op at each decision, among the episodes that last that long."""
     longest = max((len(life.epochs) for life in lives), default=0)
     days = [[life.epochs[d].op for life in lives if d < len(life.epochs)] for d in range(longest)]
     return [[day.count(op.name) / len(day) for day in days] for op in Op] if days else []
@@ -152,7 +153,7 @@ def _heat(ax: "Axes", shares: list[list[float]], axis: str, title: str) -> None:
 
 
 def draw_contributions(lives: Sequence[Life], path: Path) -> None:
-    """What the seeds that are there at the end of a life are worth, by blueprint and slot."""
+    """Draw the contribution of each seed at the end of an episode, by blueprint and slot."""
     seeds = [(slot.blueprint, s, slot.contribution) for life in lives for s, slot in enumerate(life.epochs[-1].slots)]
     known = [(str(name), s, worth) for name, s, worth in seeds if name is not None and worth is not None]
     names = sorted({name for name, _, _ in known})
@@ -167,20 +168,18 @@ def draw_contributions(lives: Sequence[Life], path: Path) -> None:
         ax.axvline(0, color=INK, lw=1)
         ax.set_yticks(range(len(names)), names)
         ax.invert_yaxis()
-        ax.set_xlabel("validation score with the seed minus the score without it, at the end of a life")
+        ax.set_xlabel("validation score with the seed minus without it, at the end of an episode")
         quieten(ax, grid=False)
         if slots:
             ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def draw_heads(reports: Sequence[UpdateReport], path: Path) -> None:
-    """Each head's entropy, change and clipping over training; white where nobody listened to it."""
+    """Draw the entropy, approximate KL and clip fraction of each head over updates; white where it was unused."""
     heads = [head.name for head in reports[0].heads]
     with drawing(path, 9, 0.9 + 0.24 * len(heads)) as figure:
         axes = figure.subplots(1, 3, sharey=True)
-        for ax, (title, name) in zip(
-            axes, {"entropy": "entropy", "KL": "approx_kl", "share clipped": "clip_fraction"}.items(), strict=True
-        ):
+        for ax, (title, name) in zip(axes, HEALTH.items(), strict=True):
             values = [[_nan(getattr(r.heads[h], name)) for r in reports] for h in range(len(heads))]
             image = ax.imshow(values, aspect="auto", cmap="Greens", interpolation="nearest", vmin=0)
             figure.colorbar(image, ax=ax, fraction=0.05).outline.set_visible(False)

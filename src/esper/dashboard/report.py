@@ -1,4 +1,4 @@
-"""A run's report: one HTML file that needs nothing else, and the pictures in it."""
+"""Write the report of a run: one HTML file with its figures embedded."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ from esper.dashboard.style import spoken
 from esper.leyline.reports import Anomaly, ArmReport, ExamReport, Life, UpdateReport
 
 EXAMPLES = 3
-"""Hosts whose lives are drawn."""
+"""Number of hosts whose episodes are drawn."""
 COLUMNS = ("metric", "IQM", "IQM lies in", "growth", "parameters", "FLOPs", "time", "epochs", "lr", "J", "ahead")
 COLUMNS += ("P(better)", "p", "in score")
 COLORS = {"better": "win", "worse": "loss", "level": ""}
@@ -48,7 +48,7 @@ pre { background: #f6f7f7; padding: 1rem; overflow-x: auto; font-size: .82rem; l
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """All that a report is made of."""
+    """Contents of a report."""
 
     name: str
     config: Mapping[str, Any]
@@ -58,18 +58,21 @@ class Story:
     lives: Sequence[Life]
 
     def lives_of(self, exam: ExamReport, arm: str) -> list[Life]:
+        """Return the recorded episodes of one policy in one exam."""
         return [life for life in self.lives if (life.task, life.kind, life.arm) == (exam.task, exam.host, arm)]
 
 
 @dataclass(frozen=True)
 class Picture:
+    """Image file of a report, with its section and caption."""
+
     section: str
     caption: str
     path: Path
 
 
 def draw(story: Story, folder: Path) -> list[Picture]:
-    """Every picture of a run, as PNG files."""
+    """Draw all figures of a report as PNG files into `folder`."""
     pictures: list[Picture] = []
 
     def add(section: str, name: str, caption: str) -> Path:
@@ -77,35 +80,37 @@ def draw(story: Story, folder: Path) -> list[Picture]:
         return folder / f"{name}.png"
 
     if story.reports:
-        draw_learning(story.reports, add("learning", "learning", "How the controller learned."))
-        draw_heads(story.reports, add("heads", "heads", "The health of every head. White: no decision listened to it."))
+        draw_learning(story.reports, add("learning", "learning", "Learning curves of the controller."))
+        draw_heads(story.reports, add("heads", "heads", "Health of each head. White: no decision used it."))
     for number, exam in enumerate(story.exams):
         own = story.lives_of(exam, exam.policy)
         draw_exam(exam, add(f"exam {number}", f"exam-{number}", ""))
-        draw_frontier(exam, add(f"exam {number}", f"frontier-{number}", "Who is better at which size, at which cost."))
+        draw_frontier(exam, add(f"exam {number}", f"frontier-{number}", "Score against size and cost."))
         caption = "Performance profiles: the further to the right, the better."
         draw_profiles(exam, add(f"exam {number}", f"profiles-{number}", caption))
-        draw_contributions(
-            own, add("seeds", f"seeds-{number}", f"Seeds at the end of {len(own)} lives on {exam.task} ({exam.host}).")
-        )
-        caption = f"What the controller does when, on {exam.task} ({exam.host}): shares of all decisions, in percent."
+        caption = f"Seeds at the end of {len(own)} episodes on {exam.task} ({exam.host})."
+        draw_contributions(own, add("seeds", f"seeds-{number}", caption))
+        caption = f"Ops chosen on {exam.task} ({exam.host}), in percent of decisions."
         if story.reports or own:
             draw_actions(story.reports, own, add("actions", f"actions-{number}", caption))
         for life in own[:EXAMPLES]:
             twin = next((t.epochs for t in story.lives_of(exam, "never") if t.host == life.host), ())
-            caption = f"Host {life.host} on {exam.task} ({exam.host}), and its twin that never grew."
+            caption = f"Host {life.host} on {exam.task} ({exam.host}), and a copy that never grew."
             path = add("lives", f"life-{number}-{life.host}", caption)
             draw_life(life.epochs, path, twin=twin, metric=exam.metric)
     if story.reports and not story.exams:
-        caption = "What the controller does, in percent of all decisions."
+        caption = "Ops chosen, in percent of decisions."
         draw_actions(story.reports, [], add("actions", "actions", caption))
     return pictures
 
 
 def html(story: Story, pictures: Sequence[Picture]) -> str:
+    """Return the report as one HTML page that needs no other file."""
+
     def shown(section: str) -> str:
         return "".join(_figure(p) for p in pictures if p.section == section)
 
+    setup = _details("Recipe", story.config) + _details("Environment", story.environment)
     exams = "".join(_exam(exam) + shown(f"exam {number}") for number, exam in enumerate(story.exams))
     parts = [
         f"<h1>{escape(story.name)}</h1>",
@@ -113,12 +118,12 @@ def html(story: Story, pictures: Sequence[Picture]) -> str:
         _overview(story.exams) if len(story.exams) > 1 else "",
         _section("Exams" if len(story.exams) > 1 else "Exam", exams),
         _section("Learning", shown("learning")),
-        _section("What it does when", shown("actions")),
-        _section("Lives of example hosts", shown("lives")),
-        _section("What its seeds are worth", shown("seeds")),
+        _section("Chosen ops", shown("actions")),
+        _section("Example episodes", shown("lives")),
+        _section("Contribution of seeds", shown("seeds")),
         _section("Heads", shown("heads")),
         _section("Anomalies", _anomalies(story.reports)),
-        _section("Where and how", _details("Recipe", story.config) + _details("Environment", story.environment)),
+        _section("Recipe and environment", setup),
     ]
     head = (
         f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(story.name)}</title>'
@@ -128,14 +133,14 @@ def html(story: Story, pictures: Sequence[Picture]) -> str:
 
 
 def verdict(exam: ExamReport) -> str:
-    """The exam in one sentence, win or lose."""
+    """Summarize an exam in one sentence, wins and losses alike."""
     words = {"better": "beats", "level": "shows no difference from", "worse": "loses to"}
-    said: dict[str, list[str]] = {how: [] for how in words}
+    arms: dict[str, list[str]] = {how: [] for how in words}
     for arm in exam.arms:
         if arm.difference is not None:
-            said[arm.verdict].append(f"{arm.name} ({arm.difference.mean:+.3f})")
-    told = [f"{words[how]} {', '.join(names)}" for how, names in said.items() if names]
-    return f"On {exam.hosts} fresh hosts of {exam.task}, by J, the controller {'; it '.join(told)}."
+            arms[arm.verdict].append(f"{arm.name} ({arm.difference.mean:+.3f})")
+    clauses = [f"{words[how]} {', '.join(names)}" for how, names in arms.items() if names]
+    return f"On {exam.hosts} fresh hosts of {exam.task}, by J, the controller {'; it '.join(clauses)}."
 
 
 def _summary(story: Story) -> str:
@@ -159,7 +164,7 @@ def _figure(picture: Picture) -> str:
 
 
 def _overview(exams: Sequence[ExamReport]) -> str:
-    """All exams in one table: by how much the policy's J is above each arm's."""
+    """Return one table of all exams: the policy's lead in J over each arm."""
     names = list(dict.fromkeys(arm.name for exam in exams for arm in exam.arms if arm.difference is not None))
     head = "".join(f'<th class="turn">{escape(name)}</th>' for name in ("setting", "J", *names))
     rows = []
@@ -169,8 +174,8 @@ def _overview(exams: Sequence[ExamReport]) -> str:
         own = f'<td class="text">{escape(exam.setting)}</td><td>{arms[exam.policy].cells["J"]}</td>'
         rows.append(f"<tr>{own}{cells}</tr>")
     about = (
-        f"By how much J of {exams[0].policy} is above that of each other policy. Green: shown to be better; brown:"
-        " worse. Pointing at a number shows its interval."
+        f"Lead in J of {exams[0].policy} over each other policy. Green: better; brown: worse; else no difference shown."
+        " Hover over a number for its interval."
     )
     table = f"<table><tr>{head}</tr>{''.join(rows)}</table>"
     return f'<div class="wide">{table}</div><p class="quiet">{escape(about)}</p>'
@@ -183,7 +188,7 @@ def _lead(arm: ArmReport) -> str:
 
 def _exam(exam: ExamReport) -> str:
     about = (
-        f"{exam.hosts} fresh hosts for every policy; lives of {exam.episode} epochs; {exam.data} data;"
+        f"{exam.hosts} fresh hosts for every policy; episodes of {exam.episode} epochs; {exam.data} data;"
         f" J = score − {exam.rent:g} ln(1 + growth). {exam.about}"
     )
     head = "".join(f"<th>{escape(name)}</th>" for name in ("policy", *exam.headings(COLUMNS)))
@@ -200,7 +205,7 @@ def _row(arm: ArmReport) -> str:
 
 
 def _anomalies(reports: Sequence[UpdateReport]) -> str:
-    """Each kind once, with when it was found and what was said last."""
+    """Return a table of anomalies: each once, with its number of updates and its latest description."""
     if not reports:
         return ""
     found: dict[tuple[str, str], list[Anomaly]] = {}
@@ -210,12 +215,17 @@ def _anomalies(reports: Sequence[UpdateReport]) -> str:
         return "<p>None.</p>"
     rows = "".join(
         f'<tr><td>{escape(kind)}</td><td class="text">{escape(spoken(where))}</td>'
-        f'<td class="text">{escape(", ".join(str(a.update) for a in all_of))}</td>'
+        f'<td class="text">{_when([a.update for a in all_of])}</td>'
         f'<td class="text">{escape(all_of[-1].explanation)}; {escape(all_of[-1].suggestion)}</td></tr>'
         for (kind, where), all_of in found.items()
     )
-    head = '<tr><th>kind</th><th class="text">where</th><th class="text">updates</th><th class="text">what</th></tr>'
-    return f"<table>{head}{rows}</table>"
+    columns = ("where", "updates", "explanation and suggestion")
+    head = "".join(f'<th class="text">{name}</th>' for name in columns)
+    return f"<table><tr><th>kind</th>{head}</tr>{rows}</table>"
+
+
+def _when(updates: Sequence[int]) -> str:
+    return f"1 ({updates[0]})" if len(updates) == 1 else f"{len(updates)} ({updates[0]} to {updates[-1]})"
 
 
 def _details(title: str, content: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Colours and manners that all pictures share."""
+"""Colors and helpers shared by all figures."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,12 +18,12 @@ STYLE: dict[Any, Any] = {"font.size": 9, "axes.edgecolor": GRID, "text.color": I
 
 @contextmanager
 def drawing(path: str | Path, width: float, height: float) -> "Iterator[Figure]":
-    """A figure that is on the disk afterwards."""
+    """Open a figure that is saved to `path` at the end."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise EsperError("drawing needs the package matplotlib: pip install 'esper-nn[plot]'") from None
+        raise EsperError("figures need the package matplotlib: pip install 'esper-nn[plot]'") from None
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
@@ -31,6 +31,7 @@ def drawing(path: str | Path, width: float, height: float) -> "Iterator[Figure]"
 
 
 def quieten(ax: "Axes", grid: bool = True) -> None:
+    """Remove spines and ticks that carry no information."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(which="both", colors=QUIET, length=0)
     if grid:
@@ -39,14 +40,14 @@ def quieten(ax: "Axes", grid: bool = True) -> None:
 
 
 def count_whole(ax: "Axes") -> None:
-    """Only whole numbers along the axis."""
+    """Show only whole numbers along the x axis."""
     from matplotlib.ticker import MaxNLocator
 
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def by_magnitude(ax: "Axes", form: str) -> None:
-    """A logarithmic axis with few numbers, written out."""
+    """Make the x axis logarithmic, with few tick labels in full."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     ax.set_xscale("log")
@@ -56,7 +57,7 @@ def by_magnitude(ax: "Axes", form: str) -> None:
 
 
 def name_points(ax: "Axes", points: Sequence[tuple[str, float, float]]) -> None:
-    """Names beside points, one above the other where points are close, with lines to those that had to move."""
+    """Label points; labels of close points are stacked and connected with lines."""
     dots, height, width = 72 / ax.figure.dpi, 8.0, 60.0  # of a name, in points
     placed: list[tuple[float, float]] = []
     for name, x, y in sorted(points, key=lambda point: point[2]):
@@ -77,5 +78,5 @@ def name_points(ax: "Axes", points: Sequence[tuple[str, float, float]]) -> None:
 
 
 def spoken(name: str) -> str:
-    """A name of the code as people write it."""
+    """Return an identifier in lower case with spaces."""
     return name.lower().replace("_", " ")

@@ -1,4 +1,4 @@
-"""What leaves a run: its folder, and whoever else listens."""
+"""Write a run to its folder, show it in a terminal, and log it to experiment trackers."""
 
 from esper.telemetry.board import Board
 from esper.telemetry.folder import RunFolder

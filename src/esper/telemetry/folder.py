@@ -1,18 +1,18 @@
-"""A run on disk: what was asked, where it ran, every report, checkpoints, and the controller that came out of it.
+"""Read and write the folder of a run.
 
 config.json            the recipe
 environment.json       the command, versions, device, threads, git
-reports.jsonl          one update on each line, readable while it grows
-episodes.jsonl         one line for every host whose life has ended
-checkpoints/           everything that the next update depends on: the newest few, and best.safetensors
-controller.safetensors the controller, once the run is done
-exam.json              how it compares with simple policies on fresh hosts
-exams.jsonl            every final exam that was ever held, the last one at the end
-choices.json           learning rates and plans that exams which have not ended have chosen so far
-start.json             what was done before the first update: a head start, and the run that this one goes on from
-lives.jsonl            what it did with some of them, decision by decision
-report.html, pictures/ all of this, to look at
-.lock                  held by whoever writes to the folder
+reports.jsonl          one line per update, readable while the run goes on
+episodes.jsonl         one line per finished episode
+checkpoints/           the newest few training states, and best.safetensors
+controller.safetensors the trained controller, once the run is done
+exam.json              how the controller compares with simple policies on fresh hosts
+exams.jsonl            every final exam, oldest first
+choices.json           learning rates and plans chosen so far by unfinished exams
+start.json             cost before the first update: of the warm start, and of the run that this one continues
+lives.jsonl            some episodes of the exam, decision by decision
+report.html, pictures/ the report
+.lock                  names the process that writes to the folder
 """
 
 import json
@@ -32,31 +32,31 @@ from esper import __version__
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.json_records import from_json, jsonable
 from esper.leyline.reports import ExamReport, Life, LifeReport, UpdateReport
-
-try:
-    import fcntl
-except ImportError:  # Windows, where nothing is locked
-    fcntl = None
+from esper.telemetry.lock import holder_of, locked
 
 VERSION = 1
-"""Of the folder's layout; docs/files.md lists what each version changed."""
+"""Version of the folder's layout; docs/files.md lists what each version changed."""
 BEST = "best.safetensors"
 REPORTS, EPISODES, EXAM, LIVES = "reports.jsonl", "episodes.jsonl", "exam.json", "lives.jsonl"
 EXAMS, START, CONTROLLER = "exams.jsonl", "start.json", "controller.safetensors"
 CHOICES, LOCK = "choices.json", ".lock"
 LOGS = (REPORTS, EPISODES)
-"""What only grows; a resumed run cuts it back to where its checkpoint was written."""
+"""Logs that are only appended to; a resumed run cuts them back to the state at its checkpoint."""
 
 
 class RunFolder:
-    """The files of one run. All writing to it goes through here."""
+    """Folder of one run, through which all its files are read and written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any], environment: Mapping[str, Any]) -> "RunFolder":
-        """Begin a folder; one that holds a run already is left alone."""
+        """Start a run folder with its recipe and environment.
+
+        Raises:
+            FileError: The folder holds a run already, or cannot be written.
+        """
         if (path / "config.json").exists():
             raise FileError(f"{path} holds a run already: resume it, or choose another run_dir")
         folder = cls(path)
@@ -65,39 +65,38 @@ class RunFolder:
             folder._write_json("environment.json", environment)
             folder._write_json("config.json", {"version": VERSION, "recipe": config})
         except OSError as error:
-            raise FileError(f"cannot begin a run in {path}: {error.strerror or error}") from error
+            raise FileError(f"cannot start a run in {path}: {error.strerror or error}") from error
         return folder
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
+        """Open the folder of an existing run.
+
+        Raises:
+            FileError: The folder holds no run.
+        """
         if not (path / "config.json").is_file():
             raise FileError(f"{path} holds no run: there is no config.json in it")
         return cls(path)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other processes from writing here meanwhile. The kernel takes the lock back from a process that ends,
-        however it ends. Where there is no `flock`, on Windows and on some network disks, nothing is locked."""
-        path = self.path / LOCK
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            file = open(path, "a")  # noqa: SIM115
-        except OSError as error:
-            raise FileError(f"cannot write {path}: {error.strerror or error}") from error
-        with file:
-            try:
-                if fcntl is not None:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise FileError(
-                    f"{self.path} is being written by another process: wait until that has ended, or stop it"
-                ) from None
-            except OSError:
-                pass
+        """Keep other processes from writing to the folder.
+
+        The lock is freed when this process ends, even if it is killed; `esper.telemetry.lock` says where that fails.
+
+        Raises:
+            FileError: Another process writes to the folder; the message says which one.
+        """
+        with locked(self.path / LOCK, self.path):
             yield
 
+    def writer(self) -> str | None:
+        """Say which process is writing to the folder; None if no process is."""
+        return holder_of(self.path / LOCK)
+
     def config(self) -> dict[str, Any]:
-        """The recipe, as it was asked for."""
+        """Return the recipe as plain data."""
         found = self._read_json("config.json")
         if not isinstance(found, dict) or not isinstance(found.get("version"), int) or "recipe" not in found:
             raise FileError(f"{self.path / 'config.json'} is damaged: it has no version and recipe")
@@ -108,14 +107,14 @@ class RunFolder:
         return found["recipe"]
 
     def environment(self) -> dict[str, Any]:
-        """Where it was begun."""
+        """Return the versions, device and command that the run was started with."""
         found = self._read_json("environment.json")
         if not isinstance(found, dict):
             raise FileError(f"{self.path / 'environment.json'} is damaged: it must hold an object")
         return found
 
     def append(self, report: UpdateReport) -> None:
-        """One more update, and the lives that ended in it."""
+        """Append an update to the logs, with the episodes that ended in it."""
         self._append(EPISODES, [asdict(life) for life in report.lives])
         self._append(REPORTS, [asdict(replace(report, lives=()))])
 
@@ -127,10 +126,11 @@ class RunFolder:
             raise FileError(f"cannot write {self.path / name}: {error.strerror or error}") from error
 
     def reports(self) -> list[UpdateReport]:
-        """The updates so far. A last line that is still being written is left out."""
+        """Return the updates so far, without a last line that is still being written."""
         return self._records(REPORTS, UpdateReport)
 
     def episodes(self) -> list[LifeReport]:
+        """Return the episodes that have ended so far."""
         return self._records(EPISODES, LifeReport)
 
     def _records(self, name: str, kind: type) -> list[Any]:
@@ -150,14 +150,14 @@ class RunFolder:
         return found
 
     def offsets(self) -> dict[str, int]:
-        """How long each log is, in bytes."""
+        """Return the length of each log in bytes."""
         return {name: self._length(name) for name in LOGS}
 
     def _length(self, name: str) -> int:
         return (self.path / name).stat().st_size if (self.path / name).exists() else 0
 
     def cut(self, offsets: Mapping[str, int]) -> None:
-        """Forget what logs say of updates that will be made again."""
+        """Cut the logs back to these lengths, dropping updates that will be made again."""
         for name in LOGS:
             if self._length(name) < offsets[name]:
                 raise FileError(f"{self.path / name} is shorter than its checkpoint says: lines are missing")
@@ -172,11 +172,11 @@ class RunFolder:
         return self.path / "checkpoints" / f"{update:06d}.safetensors"
 
     def checkpoints(self) -> list[Path]:
-        """The oldest first; the best one is not among them."""
+        """Return the checkpoints of updates, oldest first; `best_path` is not among them."""
         return sorted((self.path / "checkpoints").glob("[0-9]" * 6 + ".safetensors"))
 
     def keep(self, count: int) -> None:
-        """Remove all but the newest checkpoints."""
+        """Remove all but the newest `count` checkpoints."""
         for old in self.checkpoints()[:-count]:
             with suppress(FileNotFoundError):
                 old.unlink()
@@ -194,21 +194,21 @@ class RunFolder:
         return self.controller_path.exists()
 
     def write_exam(self, exams: Sequence[ExamReport], lives: Sequence[Life]) -> None:
-        """How the controller does on fresh hosts. Lives first: where there is an exam, there are its lives."""
+        """Write the exams and their recorded episodes; episodes first, so that an exam on disk always has them."""
         self.write(LIVES, "".join(json.dumps(jsonable(asdict(life))) + "\n" for life in lives))
         self._write_json(EXAM, {"version": VERSION, "exams": [jsonable(asdict(exam)) for exam in exams]})
 
     def log_exam(self, exam: ExamReport, runs: Sequence[str]) -> None:
-        """Final exams are never forgotten. Who took part and what came out; not what became of every host."""
+        """Append a final exam to the log of all final exams, without the scores of single hosts."""
         arms = tuple(replace(arm, scores=(), objectives=()) for arm in exam.arms)
         self._append(EXAMS, [{"runs": list(runs), "exam": asdict(replace(exam, arms=arms))}])
 
     def choices(self, asked: str) -> "Choices":
-        """What an exam has chosen that was asked the same and was interrupted."""
+        """Return the choices of an interrupted exam with this description, or an empty record."""
         return Choices(self, asked)
 
     def all_choices(self) -> dict[str, dict[str, Sequence[float]]]:
-        """Of every exam that has not ended, by what was asked and by purpose."""
+        """Return the choices of all unfinished exams, by description and purpose."""
         found = self._read_json(CHOICES) if (self.path / CHOICES).exists() else {}
         try:
             return from_json(dict[str, dict[str, tuple[float, ...]]], found, "choices")
@@ -216,34 +216,34 @@ class RunFolder:
             raise FileError(f"{self.path / CHOICES} is damaged, remove it: {error}") from None
 
     def write_choices(self, choices: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-        """With those of nobody, there is no file."""
+        """Write the choices of all unfinished exams; without any, remove the file."""
         if choices:
             self._write_json(CHOICES, choices)
         else:
             (self.path / CHOICES).unlink(missing_ok=True)
 
     def write_start(self, lives: int, decisions: int, seconds: float) -> None:
-        """What was done before the first update: the head start, and all of the run that this one goes on from."""
+        """Write the cost before the first update: of the warm start, and of the run that this one continues."""
         self._write_json(START, {"lives": lives, "decisions": decisions, "seconds": seconds})
 
     def start(self) -> dict[str, Any]:
-        """Lives, decisions and seconds before the first update; none if there was nothing."""
+        """Return the number of episodes (`lives`), decisions and seconds before the first update."""
         if not (self.path / START).exists():
             return {"lives": 0, "decisions": 0, "seconds": 0.0}
         found = self._read_json(START)
         try:
-            lives = int(found.get("lives", 0))  # the first runs did not count them
+            lives = int(found.get("lives", 0))  # absent from older files
             return {"lives": lives, "decisions": int(found["decisions"]), "seconds": float(found["seconds"])}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise FileError(f"{self.path / START} is damaged: {error!r}") from None
 
     @property
     def identity(self) -> str:
-        """A name that no other run has."""
+        """Unique name of the run."""
         return f"{self.path.resolve().name}-{self.environment().get('id', '')}"
 
     def exams(self) -> list[ExamReport]:
-        """One for every fleet; none before the run is done."""
+        """Return one exam for every fleet; none before the run is done."""
         if not (self.path / EXAM).exists():
             return []
         found = self._read_json(EXAM)
@@ -253,10 +253,11 @@ class RunFolder:
             raise FileError(f"{self.path / EXAM} is damaged: {error}") from None
 
     def lives(self) -> list[Life]:
+        """Return the recorded episodes of the exam."""
         return self._records(LIVES, Life)
 
     def write(self, name: str, text: str) -> None:
-        """A whole file: the old one stays until the new one is on the disk."""
+        """Replace a file; the old one stays until the new one is on disk."""
         partial = self.path / f".{name}.partial"
         try:
             with open(partial, "w", encoding="utf-8") as file:
@@ -282,27 +283,27 @@ class RunFolder:
 
 
 class Choices:
-    """What an exam chooses, on the disk at once."""
+    """Record of what an exam has chosen, kept on disk so that an interrupted exam resumes."""
 
     def __init__(self, folder: RunFolder, asked: str) -> None:
         self.folder, self.asked, self.chosen = folder, asked, folder.all_choices().get(asked, {})
 
     def once(self, purpose: str, choose: Callable[[], list[float]]) -> list[float]:
-        """As it was chosen, or is now."""
+        """Return the recorded choice for a purpose, or make and record it."""
         if purpose not in self.chosen:
             self.chosen[purpose] = choose()
             self.folder.write_choices({**self.folder.all_choices(), self.asked: self.chosen})
         return list(self.chosen[purpose])
 
     def forget(self) -> None:
-        """The exam has ended; others may not have."""
+        """Drop the record of this exam, which has ended."""
         kept = self.folder.all_choices()
         kept.pop(self.asked, None)
         self.folder.write_choices(kept)
 
 
 def environment(device: str, threads: int, command: str = "") -> dict[str, Any]:
-    """What began a run and where it happens, as far as its numbers may depend on it."""
+    """Describe the command, versions and device of a run, as far as its numbers may depend on them."""
     return {
         "id": uuid4().hex[:8],
         "command": command,
@@ -318,7 +319,7 @@ def environment(device: str, threads: int, command: str = "") -> dict[str, Any]:
 
 
 def _git() -> str | None:
-    """The commit of the working directory, if it is one; with a + if files were changed."""
+    """Return the commit of the working directory, with a + if files were changed; None outside a repository."""
     try:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
         changed = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=True)

@@ -1,10 +1,10 @@
-"""A report as named numbers, under the names that people who train policies know."""
+"""Turn a report into named numbers for experiment trackers."""
 
 from esper.leyline.reports import UpdateReport
 
 
 def scalars(report: UpdateReport) -> dict[str, float]:
-    """What there is to draw of an update. What is not known of it is left out."""
+    """Return the numbers of an update under the names that CleanRL and its users know; unknown ones are left out."""
     took = sum(report.seconds.values())
     found: dict[str, float | None] = {
         "charts/objective": report.objective,

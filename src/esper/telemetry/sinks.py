@@ -1,4 +1,4 @@
-"""Whoever listens to a run besides its folder."""
+"""Log a run to TensorBoard, Weights & Biases or MLflow."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -7,22 +7,26 @@ from typing import Any, Literal, Protocol
 
 from esper.leyline.errors import EsperError
 from esper.leyline.reports import UpdateReport
-from esper.telemetry.board import told
+from esper.telemetry.board import describe
 from esper.telemetry.scalars import scalars
 
 SinkName = Literal["tensorboard", "wandb", "mlflow"]
 
 
 class Sink(Protocol):
-    """Hears of every update, in order."""
+    """Receiver of update reports."""
 
-    def hear(self, report: UpdateReport) -> None: ...
+    def hear(self, report: UpdateReport) -> None:
+        """Log the report of the next update."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Flush what was logged."""
+        ...
 
 
 class TensorBoard:
-    """Event files for TensorBoard, in a run's folder. After a resume, what will be heard again is hidden."""
+    """Event files for TensorBoard in the run folder. After a resume, the updates that are made again are hidden."""
 
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any], update: int) -> None:
         with _beginning("tensorboard"):
@@ -34,14 +38,14 @@ class TensorBoard:
         for name, value in scalars(report).items():
             self.writer.add_scalar(name, value, report.update)
         for anomaly in report.anomalies:
-            self.writer.add_text("anomalies", told(anomaly), report.update)
+            self.writer.add_text("anomalies", describe(anomaly), report.update)
 
     def close(self) -> None:
         self.writer.close()
 
 
 class WandB:
-    """A run of Weights & Biases, named like its folder. $WANDB_MODE=offline keeps it on this machine."""
+    """Run of Weights & Biases, named after the run folder. `WANDB_MODE=offline` keeps it on this machine."""
 
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any], update: int) -> None:
         with _beginning("wandb"):
@@ -59,9 +63,10 @@ class WandB:
 
 
 class MLflow:
-    """A run of MLflow, named like its folder, where $MLFLOW_TRACKING_URI says.
+    """Run of MLflow, named after the run folder, on the server in `MLFLOW_TRACKING_URI`.
 
-    A resumed run goes on with the MLflow run that it began."""
+    A resumed run continues its MLflow run.
+    """
 
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any], update: int) -> None:
         with _beginning("mlflow"):
@@ -89,17 +94,17 @@ SINKS: dict[SinkName, Any] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflo
 
 @contextmanager
 def _beginning(package: str) -> Iterator[None]:
-    """What goes wrong in here is told in one sentence, whatever the package raises."""
+    """Turn any error of a tracker into one sentence."""
     try:
         yield
     except ImportError:
         raise EsperError(f"{package} is not installed: pip install 'esper-nn[{package}]'") from None
     except Exception as error:
-        raise EsperError(f"{package} could not begin: {error}") from error
+        raise EsperError(f"{package} could not start a run: {error}") from error
 
 
 def _flat(x: Any, at: str = "") -> dict[str, str]:
-    """Every leaf of nested records under its dotted name."""
+    """Return every leaf of nested records under its dotted name."""
     if isinstance(x, Mapping | list):
         pairs = x.items() if isinstance(x, Mapping) else enumerate(x)
         return {
