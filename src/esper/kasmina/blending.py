@@ -63,6 +63,8 @@ def delta(graft: Graft, host: Tensor, f: Tensor, g: Tensor | None = None) -> Ten
     return f
 
 
-def blend(host: Tensor, delta: Tensor, alpha: Tensor) -> Tensor:
-    """Add a speaking seed's delta. Alpha takes the stream's dtype, so that a half-precision stream stays one."""
-    return host + alpha.to(host.dtype) * delta.to(host.dtype)
+def blend(host: Tensor, delta: Tensor, alpha: float | Tensor) -> Tensor:
+    """Return `host + alpha * delta` in the dtype of the host's stream."""
+    # A Python number would multiply a half-precision delta unrounded, unlike the tensor of alphas of a fleet.
+    alpha = alpha.to(host.dtype) if isinstance(alpha, Tensor) else host.new_full((), alpha)
+    return host + alpha * delta.to(host.dtype)

@@ -27,7 +27,7 @@ class Host(nn.Module):
         self.slot_specs = _slot_specs(spec, segments, stream)
         self.slots = nn.ModuleList(Slot(slot) for slot in self.slot_specs)
 
-    def forward(self, x: Tensor, alphas: Mapping[int, Tensor] | None = None) -> Tensor:
+    def forward(self, x: Tensor, alphas: Mapping[int, float | Tensor] | None = None) -> Tensor:
         """The host's answer; `alphas` asks what it would be with some slots' alpha replaced."""
         *body, head = self.segments
         for s, (segment, slot) in enumerate(zip(body, self.slots, strict=True)):

@@ -20,7 +20,7 @@ class SqueezeExcite(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scale = self.scale(x)
-        return x * scale.view(len(x), *[1] * (x.ndim - 2), -1)
+        return x * scale.view(x.shape[0], *[1] * (x.ndim - 2), -1)
 
 
 def norm(slot: SlotSpec) -> nn.Module:

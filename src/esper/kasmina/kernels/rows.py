@@ -67,8 +67,8 @@ def alone(*tensors: Tensor) -> bool:
 
 
 def usable(*tensors: Tensor) -> bool:
-    """Whether our own GPU kernels apply; they know no double precision."""
-    return GPU and all(x.is_cuda and x.dtype != torch.float64 for x in tensors)
+    """Return whether the Triton kernels apply: not in double precision, and not while `torch.export` traces."""
+    return GPU and all(x.is_cuda and x.dtype != torch.float64 for x in tensors) and not torch.compiler.is_exporting()
 
 
 def compiling() -> AbstractContextManager[None]:
