@@ -118,3 +118,14 @@ def test_alphas_given_as_numbers_are_constants_of_the_exported_host(kind):
     exported = torch.export.export(host, (x, given))
     assert not any(name.startswith(("slots.0.", "slots.1.")) for name in parameters_read(exported))
     assert torch.equal(bits(exported.module()(x, given)), bits(host(x, given)))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", SPECS)
+@torch.no_grad()
+def test_a_host_on_a_gpu_is_exported_without_our_kernels(kind):
+    host = grown(kind, every_blueprint(kind)).cuda()
+    x = examples(host).cuda()
+    exported = torch.export.export(host, (x,)).module()
+    torch.testing.assert_close(exported(x), host(x), atol=1e-4, rtol=1e-4)
