@@ -6,6 +6,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from esper.kasmina.hosts import check_examples
 from esper.leyline.errors import EsperError, unknown
 from esper.leyline.specs import HostSpec
 from esper.leyline.state import Task
@@ -119,3 +120,4 @@ def check_fit(spec: HostSpec, task: Task, config: TrainConfig) -> None:
         raise EsperError(f"batch_size ({config.batch_size}) exceeds the {len(task.train.x)} training examples")
     if not len(task.validation.x):
         raise EsperError(f"task {task.spec.name!r} has no validation data to measure contributions on")
+    check_examples(spec, task.train.x)
