@@ -36,7 +36,7 @@ def test_a_seed_that_would_change_the_shape_of_this_stream_is_refused():
     register_blueprint("odd", lambda slot: Linear(slot.channels, slot.channels - (slot.channels == 32)), "vector")
     try:
         with pytest.raises(
-            EsperError, match=r"'odd' in slot 's0' of shape \(32,\) changes the stream's shape to \(31,\)"
+            EsperError, match=r"'odd' in slot 's0' of shape \(32,\) changes the shape of the stream to \(31,\)"
         ):
             build_seed(SlotSpec("s0", Stream.VECTOR, (32,)), "odd", Graft.ADD)
     finally:

@@ -1,4 +1,4 @@
-"""Where seeds live: a seed, and the slot that holds at most one."""
+"""Define the seed, and the slot that holds at most one."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ from esper.leyline.specs import SlotSpec
 
 
 class Seed(nn.Module):
-    """A module that turns its host's stream into a delta of the same shape."""
+    """A small module that maps the stream of its host to a delta of equal shape."""
 
     def __init__(self, slot: SlotSpec, blueprint_name: str, graft: Graft) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Seed(nn.Module):
 
 
 class AnySeed(nn.Module):
-    """The parameters of a seed whatever its graft: what stacks of seeds are made of, the graft being data there."""
+    """The parameters of a seed of any graft, as fleets stack them; there the graft is data."""
 
     def __init__(self, slot: SlotSpec, blueprint_name: str) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class AnySeed(nn.Module):
 
 
 def build_seed(slot: SlotSpec, blueprint_name: str, graft: Graft, rng_key: Int[Tensor, ""] | None = None) -> Seed:
-    """A newborn seed, with the weights that its key stands for. The global random state is left alone."""
+    """Build a seed for a slot, with weights drawn from a key. The global random generators are left unchanged."""
     body = f"blueprint {blueprint_name!r} in slot {slot.name!r} of shape {slot.shape}"
     x = torch.zeros(2, *slot.shape)
     try:
@@ -52,7 +52,7 @@ def build_seed(slot: SlotSpec, blueprint_name: str, graft: Graft, rng_key: Int[T
     except Exception as error:
         raise EsperError(f"{body} fails: {error}") from error
     if shape != x.shape:
-        raise EsperError(f"{body} changes the stream's shape to {tuple(shape[1:])}")
+        raise EsperError(f"{body} changes the shape of the stream to {tuple(shape[1:])}")
     if rng_key is not None:
         load_newborn(seed, lambda: Seed(slot, blueprint_name, graft), rng_key)
     return seed
