@@ -54,7 +54,7 @@ def host_row(kind: str) -> str:
     y = torch.randint(10, (BATCH, *spec.inputs) if tokens else (BATCH,))
     bare, grown = build_host(spec), build_host(spec)
     grown.slot(0).plant(build_seed(grown.slot_specs[0], SEED[kind], Graft.ADD))
-    grown.slot(0).alpha.fill_(1.0)
+    grown.slot(0).alpha = 1.0
     plain = nn.Sequential(*build_host(spec).segments)
     t = medians({"plain": step(plain, x, y), "slots": step(bare, x, y), "seed": step(grown, x, y)})
     return (

@@ -280,7 +280,7 @@ def test_settings_that_are_none_are_named(run, capsys):
     for arguments, message in {
         (str(run / "controller.safetensors"),): "add --tasks",
         (str(run), "--tasks", "digit-4"): "unknown setting 'digit-4': did you mean 'digits-4'?",
-        (str(run), "--images", "none.npz", "--quick"): "there is nothing at none.npz",
+        (str(run), "--images", "none.npz", "--quick"): "none.npz does not exist",
     }.items():
         with pytest.raises(SystemExit):
             main(["exam", *arguments])

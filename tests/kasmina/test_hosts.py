@@ -14,7 +14,8 @@ from esper.leyline.actions import Graft
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import Purpose, key
 from esper.leyline.specs import HostSpec
-from toys import SPECS
+from esper.tolaria import Fleet, HostTrainer
+from toys import SPECS, toy_task
 
 
 @pytest.mark.parametrize("kind", SPECS)
@@ -170,16 +171,47 @@ def test_a_host_of_ones_own_in_one_line():
         unregister_host("mine")
 
 
+NEEDS = {"cnn1d": "(length, channels)", "cnn2d": "(height, width, channels)", "transformer": "(context,)"}
+SHAPES = [(2,), (40, 1), (8, 8, 1), (4, 8, 8, 1)]
+
+
+@pytest.mark.parametrize("inputs", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", host_kinds())
+def test_inputs_of_another_shape_are_refused_with_the_shape_that_is_needed(kind, inputs):
+    """An mlp takes all shapes."""
+    needed = NEEDS.get(kind)
+    if needed is None or needed.count(" ") + 1 == len(inputs):
+        assert len(build_host(HostSpec(kind, inputs, 3, (8, 8))).slots) == 2
+        return
+    expected = f"host kind '{kind}' needs inputs of shape {needed}, not {inputs}: use another kind (mlp"
+    for refuse in (lambda: build_host(HostSpec(kind, inputs, 3, (8, 8))), lambda: weak_host(kind, inputs, 3)):
+        with pytest.raises(EsperError) as error:
+            refuse()
+        assert str(error.value).startswith(expected)
+        assert error.value.__cause__ is None
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_tokens_and_numbers_are_not_taken_for_each_other(kind):
+    """By hosts alone and in fleets, before anything is trained."""
+    tokens = kind == "transformer"
+    task = toy_task(kind)
+    x = task.train.x.float() if tokens else task.train.x.long()
+    task = task._replace(train=task.train._replace(x=x))
+    needed, given = ("token ids", "numbers") if tokens else ("numbers", "token ids")
+    for train in (lambda: HostTrainer(SPECS[kind], task), lambda: Fleet(SPECS[kind], task, range(2))):
+        with pytest.raises(EsperError, match=rf"host kind '{kind}' needs {needed} .* of shape .*, not {given} .*: use"):
+            train()
+
+
 def test_impossible_hosts_are_refused():
     with pytest.raises(EsperError, match="unknown host kind 'cnn3d': did you mean 'cnn"):
         build_host(HostSpec("cnn3d", (4,), 2, (5,)))
-    with pytest.raises(EsperError, match="exists already"):
+    with pytest.raises(EsperError, match="already exists"):
         register_host("mlp", lambda spec: [], "vector")
-    with pytest.raises(EsperError, match="widths of a transformer must all be the same"):
+    with pytest.raises(EsperError, match="widths of a transformer must be equal"):
         build_host(HostSpec("transformer", (8,), 5, (8, 16)))
-    with pytest.raises(EsperError, match="segment 0 of host 'cnn1d' fails on inputs"):
-        build_host(HostSpec("cnn1d", (40,), 5, (8, 8)))
-    with pytest.raises(EsperError, match="gives 3 channels; seeds need 4"):
+    with pytest.raises(EsperError, match="gives 3 channels: seeds need at least 4"):
         build_host(HostSpec("mlp", (4,), 5, (3,)))
     with pytest.raises(EsperError, match="inputs must be one or more"):
         HostSpec("mlp", (), 5, (8,))
@@ -187,9 +219,11 @@ def test_impossible_hosts_are_refused():
     register_host("flat", lambda spec: [nn.Linear(4, 4), nn.Linear(4, 2)], "image")
     register_host("short", lambda spec: [nn.Linear(4, 2)], "vector")
     try:
-        with pytest.raises(EsperError, match="which is no image stream"):
+        with pytest.raises(EsperError, match=r"'flat' gives shape \(4,\), but stream 'image' has 3 axes"):
             build_host(HostSpec("flat", (4,), 2, (4,)))
-        with pytest.raises(EsperError, match="at least two segments"):
+        with pytest.raises(EsperError, match=r"segment 0 of host 'flat' fails on inputs \(5,\)"):
+            build_host(HostSpec("flat", (5,), 2, (4,)))
+        with pytest.raises(EsperError, match="'short' has 1 segments: it needs two"):
             build_host(HostSpec("short", (4,), 2, (4,)))
     finally:
         unregister_host("flat")
@@ -200,7 +234,7 @@ def test_impossible_hosts_are_refused():
 def test_a_host_may_not_depend_on_chance_or_on_the_rest_of_its_batch(layer):
     register_host("chancy", lambda spec: [nn.Sequential(nn.Linear(4, 4), layer), nn.Linear(4, 2)], "vector")
     try:
-        with pytest.raises(EsperError, match=r"'chancy' uses \w+: no dropout and no batch statistics in hosts"):
+        with pytest.raises(EsperError, match=r"'chancy' uses \w+: hosts may not use dropout or batch"):
             build_host(HostSpec("chancy", (4,), 2, (4,)))
     finally:
         unregister_host("chancy")

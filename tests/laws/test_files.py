@@ -76,7 +76,7 @@ def test_a_training_file_survives_another_order_of_registration(tmp_path):
         save_training(path, trainer)
     finally:
         unregister_blueprint("extra", "vector")
-    with pytest.raises(FileError, match="cannot be used here: unknown blueprint for vector streams 'extra'"):
+    with pytest.raises(FileError, match="cannot be used: unknown blueprint for vector streams 'extra'"):
         load_training(path, toy_trainer("mlp", examples=64, lifecycle=HASTY))
     register_blueprint("another", low_rank, "vector")
     register_blueprint("extra", low_rank, "vector")
@@ -129,7 +129,7 @@ def test_missing_foreign_and_pickled_files_are_refused(tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     refuse(tmp_path / "empty", "damaged or not a safetensors file")
     save_file({"weight": torch.ones(3)}, tmp_path / "foreign")
-    refuse(tmp_path / "foreign", "a foreign one")
+    refuse(tmp_path / "foreign", "of an unknown format")
     (tmp_path / "pickle").write_bytes(pickle.dumps(Bomb(tmp_path / "exploded")))
     refuse(tmp_path / "pickle", "damaged or not a safetensors file")
     torch.save({"weight": Bomb(tmp_path / "exploded")}, tmp_path / "torch")

@@ -351,20 +351,20 @@ def test_a_seed_ages_from_germination_on_and_a_stage_from_its_beginning():
 IMPOSSIBLE = [
     (Stage.HOLDING, {"blueprint": -1}, "an empty slot has a blueprint, or a seed has none"),
     (Stage.HOLDING, {"blueprint": 3}, "a blueprint does not exist"),
-    (Stage.DORMANT, {"seed_age": 1}, "an empty slot remembers its last seed"),
-    (Stage.EMBARGOED, {"graft": 1}, "an empty slot remembers its last seed"),
+    (Stage.DORMANT, {"seed_age": 1}, "an empty slot keeps fields of its last seed"),
+    (Stage.EMBARGOED, {"graft": 1}, "an empty slot keeps fields of its last seed"),
     (Stage.BLENDING, {"alpha": 1.1}, "alpha is outside 0 to 1"),
     (Stage.BLENDING, {"alpha": -0.1}, "alpha is outside 0 to 1"),
     (Stage.BLENDING, {"alpha": torch.nan}, "alpha is outside 0 to 1"),
-    (Stage.GERMINATED, {"alpha": 0.5}, "a silent seed speaks"),
-    (Stage.TRAINING, {"alpha": 0.5}, "a silent seed speaks"),
+    (Stage.GERMINATED, {"alpha": 0.5}, "a silent seed has an alpha above 0"),
+    (Stage.TRAINING, {"alpha": 0.5}, "a silent seed has an alpha above 0"),
     (Stage.HOLDING, {"alpha": 0.5}, "a steady seed is not at its target"),
     (Stage.FOSSILIZED, {"alpha_target": 0.5}, "a steady seed is not at its target"),
-    (Stage.TRAINING, {"births": 0}, "a seed was never born"),
+    (Stage.TRAINING, {"births": 0}, "a seed was never planted"),
     (Stage.DORMANT, {"age": -1}, "an age is negative"),
     (Stage.TRAINING, {"seed_age": -1}, "an age is negative"),
-    (Stage.BLENDING, {"ramp_elapsed": 4}, "a ramp has overrun"),
-    (Stage.BLENDING, {"ramp_elapsed": -1}, "a ramp has overrun"),
+    (Stage.BLENDING, {"ramp_elapsed": 4}, "a ramp is longer than its epochs"),
+    (Stage.BLENDING, {"ramp_elapsed": -1}, "a ramp is longer than its epochs"),
 ]
 
 

@@ -92,10 +92,10 @@ def test_actions_by_name():
         (lambda: SPACE.action("WAIT", slt="s0"), "unknown head 'slt': did you mean 'slot'"),
         (lambda: SPACE.action("WAIT", slot="s7"), "unknown choice of head slot 's7'"),
         (lambda: SPACE.action("GERMINATE", tempo=4), "unknown choice of head tempo '4'"),
-        (lambda: ActionSpace((), ("norm",)), "slots must name at least one"),
-        (lambda: ActionSpace(("s0", "s0"), ("norm",)), "must not repeat"),
+        (lambda: ActionSpace((), ("norm",)), "slots is empty: name at least one"),
+        (lambda: ActionSpace(("s0", "s0"), ("norm",)), "repeats a name: "),
         (lambda: per_head({"op": 1.0, "speed": 1.0}), "unknown head 'speed'"),
-        (lambda: per_head({"op": 1.0}), "missing: slot, blueprint"),
+        (lambda: per_head({"op": 1.0}), "every head needs a value: add slot, blueprint"),
     ],
 )
 def test_unknown_names_fail_at_construction(call, message):

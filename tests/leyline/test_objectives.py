@@ -45,9 +45,9 @@ def test_a_guess_among_five_scores_chance_and_more_is_better(objective, directio
 
 
 def test_shapes_that_would_broadcast_are_refused():
-    with pytest.raises(ValueError, match=r"targets of shape \(4,\) do not fit"):
+    with pytest.raises(ValueError, match=r"targets have shape \(4,\), but predictions need"):
         REGRESSION.loss(torch.zeros(4, 1), torch.zeros(4))
-    with pytest.raises(ValueError, match=r"targets of shape \(4, 1\) do not fit"):
+    with pytest.raises(ValueError, match=r"targets have shape \(4, 1\), but predictions need"):
         CLASSIFICATION.metric(torch.zeros(4, 3), torch.zeros(4, 1, dtype=torch.long))
 
 

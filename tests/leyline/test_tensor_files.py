@@ -88,7 +88,7 @@ def test_tensors_must_be_exactly_those_that_are_needed():
     needed = {"a": torch.zeros(2, 3), "b": torch.zeros(4)}
     match("file", needed, {"a": torch.ones(2, 3), "b": torch.ones(4)})
     for found in ({"a": torch.ones(2, 3)}, needed | {"c": torch.ones(1)}, needed | {"a": torch.ones(3, 2)}):
-        with pytest.raises(FileError, match="file does not fit: 1 tensors are missing, foreign or of another shape"):
+        with pytest.raises(FileError, match="file does not fit: 1 tensors are missing, unknown or of another shape"):
             match("file", needed, found)
 
 

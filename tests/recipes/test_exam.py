@@ -260,7 +260,8 @@ def test_a_search_says_what_it_took(held):
     assert arms["heuristic"].searched == 0
     assert "GERMINATE s" in arms["grid oracle"].plan
     assert (
-        f"grid oracle was chosen in {arms['grid oracle'].searched} lives ({arms['grid oracle'].plan})." in report.about
+        f"grid oracle was chosen by a search over {arms['grid oracle'].searched} episodes ({arms['grid oracle'].plan})."
+        in report.about
     )
 
 
@@ -341,8 +342,8 @@ def test_who_would_rather_learn_outside_of_the_grid_is_named(held):
     report, _ = held
     assert report.at_the_edge == tuple(arm.name for arm in report.arms if arm.lr != _grid()[1])
     assert ", ".join(report.at_the_edge) in report.caution
-    assert "at an end of the grid" in exam_text(report)
-    assert "at an end of the grid" not in exam_text(replace(report, at_the_edge=()))
+    assert "to an end of the grid" in exam_text(report)
+    assert "to an end of the grid" not in exam_text(replace(report, at_the_edge=()))
 
 
 def exam_text(report):
@@ -458,7 +459,7 @@ def test_where_a_task_has_a_teacher_its_size_is_the_measure():
     longer, cost = arms["longer"], arms["learned"].flops
     assert longer.episode == round(3 * cost / never.flops) > 3
     assert longer.flops == pytest.approx(longer.episode * never.flops / 3), "and is trained for as long"
-    assert f"The teacher has {report.right_size:.0f} parameters; learned ends with" in report.size
+    assert f"The teacher has {report.right_size:.0f} parameters, hosts of learned end with" in report.size
 
 
 def test_plans_are_none_that_a_head_start_has_shown():

@@ -25,6 +25,7 @@ from esper.tasks import (
     register_task,
     synthetic,
     task_names,
+    task_summary,
     unregister_task,
 )
 from esper.tasks.data import divide, standardized
@@ -115,7 +116,7 @@ def test_fewer_examples_of_mnist1d_are_the_first_and_leave_validation_and_test_a
 
 def test_an_unwritable_cache_costs_time_not_data(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.warns(UserWarning, match="cannot keep"):
+    with pytest.warns(UserWarning, match="cannot write"):
         packaged._store(tmp_path / "file" / "cache" / "mnist1d.npz", {"x": np.zeros(3), "y": np.zeros(3)})
 
 
@@ -132,7 +133,7 @@ def test_a_missing_package_is_named(name, package, tmp_path, monkeypatch):
         raise ImportError(module)
 
     monkeypatch.setattr(packaged, "import_module", missing)
-    with pytest.raises(EsperError, match=rf"needs the package {package}: pip install 'esper\[data\]'"):
+    with pytest.raises(EsperError, match=rf"needs the package {package}: pip install 'esper-nn\[data\]'"):
         load_task(name)
 
 
@@ -248,7 +249,7 @@ def test_a_task_of_ones_own_in_one_line():
         assert [part.x[0, 0].item() for part in (task.train, task.validation, test)] == [5.0, 6.0, 7.0]
         assert [part.x[0, 0].item() for part in splits("mine")] == [0.0, 1.0, 2.0]
         assert not hasattr(task, "test")
-        with pytest.raises(EsperError, match="exists already"):
+        with pytest.raises(EsperError, match="already exists"):
             register_task("mine", build)
     finally:
         unregister_task("mine")
@@ -265,9 +266,9 @@ def test_a_task_of_ones_own_in_one_line():
         (lambda: load_task("glyphs", variants=0), "variants .0. must be positive"),
         (lambda: load_task("glyphs", side=2), "side .2. at least 4"),
         (lambda: load_task("spirals", examples=5), "5 examples are too few"),
-        (lambda: load_task("images"), "needs your data: give path="),
-        (lambda: load_task("images", path="/nowhere"), "there is nothing at /nowhere: task 'images' needs an .npz"),
-        (lambda: load_task("text", path="/nowhere"), "there is nothing at /nowhere: task 'text' needs a plain text"),
+        (lambda: load_task("images"), "needs your data: set path to an .npz"),
+        (lambda: load_task("images", path="/nowhere"), "/nowhere does not exist: task 'images' needs an .npz"),
+        (lambda: load_task("text", path="/nowhere"), "/nowhere does not exist: task 'text' needs a plain text"),
     ],
 )
 def test_what_cannot_be_loaded_says_what_would(call, message):
@@ -368,7 +369,7 @@ def test_images_in_every_form(write, tmp_path):
         ),
         (
             lambda f: np.savez(f / "a.npz", x_train=pictures(9)[0], y_train=pictures(9)[1] - 1) or f / "a.npz",
-            "from 0 up",
+            "integer labels of at least 0",
         ),
         (
             lambda f: (
@@ -383,11 +384,11 @@ def test_images_in_every_form(write, tmp_path):
             ),
             "classes that are not in training",
         ),
-        (lambda f: f, "is none of"),
-        (lambda f: (f / ".a").mkdir() or (f / ".b").mkdir() or f, "is none of"),
+        (lambda f: f, "is not in a known format; use an .npz"),
+        (lambda f: (f / ".a").mkdir() or (f / ".b").mkdir() or f, "is not in a known format"),
         (
             lambda f: write_strips(f, *pictures(60)) and [p.unlink() for p in f.glob("data*.png")] and f,
-            "only test ones",
+            "no PNG strips for training",
         ),
         (
             lambda f: (write_strips(f, *pictures(60)) and Image.new("RGB", (9, 4)).save(f / "data_batch_3.png")) or f,
@@ -395,7 +396,7 @@ def test_images_in_every_form(write, tmp_path):
         ),
         (lambda f: (write_strips(f, *pictures(60)) and (f / "train_lables.json").unlink()) or f, "labels"),
         (lambda f: write_strips(f, *pictures(60)) and (f / "train_lables.json").write_text("[1") and f, "JSON list"),
-        (lambda f: write_one_folder(f, *pictures(9)) and (f / "class0/x.png").write_text("?") and f, "not a picture"),
+        (lambda f: write_one_folder(f, *pictures(9)) and (f / "class0/x.png").write_text("?") and f, "readable image"),
         (
             lambda f: (write_one_folder(f, *pictures(9)) and Image.new("RGB", (2, 2)).save(f / "class0/z.png")) or f,
             "size",
@@ -448,6 +449,39 @@ def test_text_predicts_the_next_character(tmp_path):
 
 def test_every_task_has_a_name():
     assert task_names() == ("mnist1d", "digits", "spirals", "waves", "glyphs", "planted", "images", "text")
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_every_task_has_a_summary_of_one_line(name):
+    """It names inputs and classes, where they do not depend on the user's data."""
+    summary = task_summary(name)
+    assert summary.endswith(".")
+    assert len(summary) <= 100
+    if name in MADE:
+        spec = load_task(name).spec
+        inputs = f"({'×'.join(map(str, spec.inputs))} " if len(spec.inputs) > 1 else f"({spec.inputs[0]} inputs"
+        assert inputs in summary
+        assert f"{spec.outputs} classes" in summary
+
+
+def test_summaries_of_registered_tasks():
+    def documented() -> TaskData:
+        """Tell left from right.
+
+        More about it.
+        """
+        raise NotImplementedError
+
+    builders = {"documented": documented, "partial": partial(documented), "silent": lambda: documented()}
+    for name, build in builders.items():
+        register_task(name, build)
+    try:
+        assert [task_summary(name) for name in builders] == ["Tell left from right."] * 2 + [""]
+    finally:
+        for name in builders:
+            unregister_task(name)
+    with pytest.raises(EsperError, match="unknown task 'spiral': did you mean 'spirals'"):
+        task_summary("spiral")
 
 
 def test_options_have_their_types_and_a_builder_that_says_nothing_takes_what_it_gets():

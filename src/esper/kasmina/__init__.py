@@ -1,4 +1,4 @@
-"""What grows: blueprints, slots, hosts, blending, lifecycle, gates."""
+"""Build hosts, slots and seeds, blend seeds in, and move them through their lifecycle."""
 
 from esper.kasmina.blueprints import blueprint, blueprint_names, register_blueprint, unregister_blueprint
 from esper.kasmina.gates import LifecycleConfig

@@ -1,4 +1,4 @@
-"""Initial weights from keys: the same for a host whether it is born alone or among a thousand."""
+"""Draw initial weights from keys, so that they do not depend on the size of a fleet."""
 
 from collections.abc import Callable
 
@@ -15,10 +15,10 @@ Stacked = dict[str, Tensor]
 
 
 class Nursery:
-    """How the parameters of a module are drawn, for as many keys as one likes.
+    """A source of initial parameters for copies of a module, one copy for each key.
 
-    Esper's own layers draw theirs for all keys at once. A module of anyone else's draws from torch's generator in its
-    constructor, so `build` is called once for each key under a generator seeded with it.
+    The parameters of Esper's own layers are drawn for all keys at once. Other modules draw from torch's generator in
+    their constructor, so `build` is called once for each key, with the generators seeded by it.
     """
 
     def __init__(self, template: nn.Module, build: Callable[[], nn.Module], device: torch.device) -> None:
@@ -41,7 +41,7 @@ class Nursery:
         self.names, self.index, self.bound = (torch.from_numpy(x).to(device) for x in (names, index, bound))
 
     def bear(self, keys: Int[Tensor, " N"]) -> Stacked:
-        """The parameters of one module for each key, stacked."""
+        """Return the stacked parameters of one copy of the module for each key."""
         if not self.ours:
             return _constructed(self.build, keys)
         weights = draw(keys, self.names, self.index, self.bound)
@@ -60,7 +60,7 @@ def _constructed(build: Callable[[], nn.Module], keys: Int[Tensor, " N"]) -> Sta
 
 
 def load_newborn(module: nn.Module, build: Callable[[], nn.Module], rng_key: Int[Tensor, ""]) -> None:
-    """Give one module the weights that its key stands for."""
+    """Set the parameters of a module to those drawn from a key."""
     stacked = Nursery(module, build, rng_key.device).bear(rng_key[None])
     with torch.no_grad():
         for name, parameter in module.named_parameters():

@@ -1,4 +1,4 @@
-"""What hosts and seeds cost: floating-point operations of matrix products, by torch's own counter."""
+"""Count the floating-point operations of hosts and seeds with torch's counter, which counts matrix products."""
 
 from functools import cache
 
@@ -11,19 +11,19 @@ from esper.leyline.actions import Graft
 from esper.leyline.specs import HostSpec, SlotSpec, Stream
 
 BACKWARD = 2
-"""A backward pass costs about two forward passes."""
+"""FLOPs of a backward pass divided by those of a forward pass, approximately."""
 
 
 @cache
 def host_flops(spec: HostSpec) -> int:
-    """One example through the bare host, forward."""
+    """Return the FLOPs of a forward pass of one example through a bare host."""
     dtype = torch.long if host_kind(spec.kind).stream is Stream.TOKENS else None
     return _forward_flops(build_host(spec), torch.zeros(1, *spec.inputs, dtype=dtype))
 
 
 @cache
 def seed_flops(slot: SlotSpec, blueprint: str, graft: Graft) -> int:
-    """One example through one seed, forward."""
+    """Return the FLOPs of a forward pass of one example through a seed."""
     return _forward_flops(build_seed(slot, blueprint, graft), torch.zeros(1, *slot.shape))
 
 

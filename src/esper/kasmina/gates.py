@@ -1,4 +1,4 @@
-"""The conditions on a seed's way: one function for each gate of the lifecycle, for all slots of all hosts at once."""
+"""Implement the gates of the lifecycle, for all slots of all hosts at once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -14,29 +14,36 @@ from esper.leyline.state import NO_BLUEPRINT, SlotState, Vitals
 
 @dataclass(frozen=True, kw_only=True)
 class LifecycleConfig:
-    """Ages are in epochs."""
+    """The thresholds of the lifecycle. Ages are in epochs.
+
+    Raises:
+        EsperError: If an age is negative, or `training` is less than `min_training`.
+
+    Example:
+        >>> LifecycleConfig(training=5, embargo=2)
+    """
 
     min_training: int = 1
-    """Silent training before ADVANCE may start the blend."""
+    """Epochs of silent training before ADVANCE may start the blend."""
     training: int = 3
-    """Silent training after which the blend starts by itself."""
+    """Epochs of silent training after which the blend starts by itself, with auto_advance."""
     min_holding: int = 1
-    """Probation at full alpha before FOSSILIZE."""
+    """Epochs at the alpha target before FOSSILIZE is legal."""
     min_contribution: float = 0.0
-    """FOSSILIZE needs a measured contribution to the validation score above this."""
+    """Contribution to the validation score that a seed must exceed before FOSSILIZE is legal."""
     min_prune_age: int = 3
-    """Epochs since germination before PRUNE; a sick seed may go at any age."""
+    """Epochs since germination before PRUNE is legal; a seed that is not finite may be pruned at any age."""
     embargo: int = 5
-    """How long a slot is EMBARGOED once its seed is gone, at least one epoch; RESETTING follows for one more."""
+    """Epochs that a slot stays EMBARGOED after its seed is removed, at least 1; RESETTING takes one more."""
     auto_advance: bool = True
-    """Let seeds advance by themselves when they are due; otherwise only ADVANCE moves them."""
+    """Advance seeds automatically when they are due. Otherwise only the op ADVANCE does."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             if field.type is int and getattr(self, field.name) < 0:
-                raise EsperError(f"{field.name} must not be negative, not {getattr(self, field.name)}")
+                raise EsperError(f"{field.name} must be at least 0, not {getattr(self, field.name)}")
         if self.training < self.min_training:
-            raise EsperError(f"training ({self.training}) must be at least min_training ({self.min_training})")
+            raise EsperError(f"training must be at least min_training ({self.min_training}), not {self.training}")
 
 
 GateFunction = Callable[[SlotState, Vitals, LifecycleConfig], Bool[Tensor, "N S"]]

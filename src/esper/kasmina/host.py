@@ -1,4 +1,4 @@
-"""A host: a chain of segments with a slot behind each but the last."""
+"""The host: a sequence of segments with a slot behind each but the last."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,13 +12,31 @@ from esper.leyline.errors import EsperError
 from esper.leyline.specs import HostSpec, SlotSpec, Stream
 
 MIN_CHANNELS = 4
-"""Over fewer channels a norm is little more than a sign, and lets no gradient through."""
+"""Fewest channels of a stream with slots: a norm over fewer lets almost no gradient through."""
 BATCH_DEPENDENT = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 STREAM_AXES = {Stream.VECTOR: 1, Stream.SIGNAL: 2, Stream.IMAGE: 3, Stream.TOKENS: 2}
 
 
 class Host(nn.Module):
-    """One network being trained: segments, with slots between them."""
+    """A network that can grow: segments in sequence, with a slot behind each but the last.
+
+    It is an ordinary `nn.Module`: `state_dict`, `to`, `torch.export` and pickling work as for any other. Use
+    `build_host` to make one.
+
+    Attributes:
+        spec: The kind of host, its inputs, outputs and widths.
+        stream: What flows between its segments.
+        slot_specs: Name, stream and shape of each slot.
+
+    Args:
+        spec: The description that is kept with the host and in its files.
+        segments: At least two modules, run in order.
+        stream: What flows between them.
+
+    Raises:
+        EsperError: If a segment fails on inputs of the spec's shape, gives another stream or too few channels, or
+            uses dropout or batch statistics.
+    """
 
     def __init__(self, spec: HostSpec, segments: Sequence[nn.Module], stream: Stream) -> None:
         super().__init__()
@@ -27,55 +45,65 @@ class Host(nn.Module):
         self.slot_specs = _slot_specs(spec, segments, stream)
         self.slots = nn.ModuleList(Slot(slot) for slot in self.slot_specs)
 
-    def forward(self, x: Tensor, alphas: Mapping[int, Tensor] | None = None) -> Tensor:
-        """The host's answer; `alphas` asks what it would be with some slots' alpha replaced."""
+    def forward(self, x: Tensor, alphas: Mapping[int, float | Tensor] | None = None) -> Tensor:
+        """Return the predictions for a batch.
+
+        Args:
+            x: Examples of shape (B, *inputs): token ids if the stream is of tokens, floating point otherwise.
+            alphas: Alphas by slot index, to be used instead of the slots' own.
+
+        Returns:
+            Predictions: (B, outputs), or (B, positions, outputs) for tokens.
+        """
         *body, head = self.segments
         for s, (segment, slot) in enumerate(zip(body, self.slots, strict=True)):
             x = slot(segment(x), None if alphas is None else alphas.get(s))
         return head(x)
 
     def slot(self, index: int) -> Slot:
+        """Return the slot behind the segment of this index."""
         slot = self.slots[index]
         assert isinstance(slot, Slot)
         return slot
 
     @property
     def space(self) -> ActionSpace:
-        """The choices a controller has with this host, given what is registered by now."""
+        """The choices of a controller for this host: its slots and the blueprints registered for its stream."""
         return ActionSpace(tuple(slot.name for slot in self.slot_specs), blueprint_names(self.stream))
 
     @property
     def growth(self) -> float:
-        """Parameters of all seeds, silent ones too, over those of the bare host."""
+        """Parameters of all seeds, silent ones included, divided by those of the bare host."""
         return num_parameters(self.slots) / num_parameters(self.segments)
 
 
 def num_parameters(module: nn.Module) -> int:
+    """Return the number of trainable and frozen parameters of a module."""
     return sum(p.numel() for p in module.parameters())
 
 
 @torch.no_grad()
 def _slot_specs(spec: HostSpec, segments: Sequence[nn.Module], stream: Stream) -> tuple[SlotSpec, ...]:
-    """The slots behind all segments but the last, with the shapes an example takes there."""
+    """Run zeros through all segments but the last to find the shape of the stream at each slot."""
     if len(segments) < 2:
-        raise EsperError(f"host {spec.kind!r} needs at least two segments to have a slot between them")
+        raise EsperError(f"host {spec.kind!r} has {len(segments)} segments: it needs two, to have a slot between them")
     for module in (module for segment in segments for module in segment.modules()):
         if isinstance(module, BATCH_DEPENDENT):
             raise EsperError(
-                f"host {spec.kind!r} uses {type(module).__name__}: no dropout and no batch statistics in hosts"
+                f"host {spec.kind!r} uses {type(module).__name__}: hosts may not use dropout or batch statistics"
             )
     x = torch.zeros(2, *spec.inputs, dtype=torch.long if stream is Stream.TOKENS else None)
     slots = []
     for s, segment in enumerate(segments[:-1]):
+        which = f"segment {s} of host {spec.kind!r}"
         try:
             x = segment(x)
         except (RuntimeError, IndexError, TypeError) as error:
-            raise EsperError(f"segment {s} of host {spec.kind!r} fails on inputs {spec.inputs}: {error}") from error
+            raise EsperError(f"{which} fails on inputs {spec.inputs}: {error}") from error
         slots.append(SlotSpec(f"s{s}", stream, tuple(x.shape[1:])))
-        if x.ndim - 1 != STREAM_AXES[stream]:
-            raise EsperError(f"segment {s} of host {spec.kind!r} gives {slots[-1].shape}, which is no {stream} stream")
+        axes = STREAM_AXES[stream]
+        if x.ndim - 1 != axes:
+            raise EsperError(f"{which} gives shape {slots[-1].shape}, but stream {stream.value!r} has {axes} axes")
         if slots[-1].channels < MIN_CHANNELS:
-            raise EsperError(
-                f"segment {s} of host {spec.kind!r} gives {slots[-1].channels} channels; seeds need {MIN_CHANNELS}"
-            )
+            raise EsperError(f"{which} gives {slots[-1].channels} channels: seeds need at least {MIN_CHANNELS}")
     return tuple(slots)

@@ -1,4 +1,4 @@
-"""The kinds of hosts: what comes with Esper, and what you register."""
+"""Build hosts by kind: the built-in kinds, and those that users register."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ Builder = Callable[[HostSpec], Sequence[nn.Module]]
 
 
 def mlp(spec: HostSpec) -> list[nn.Module]:
+    """Return a multilayer perceptron: one linear layer with ReLU per width, then a linear head."""
     inputs = torch.Size(spec.inputs).numel()
     first = nn.Sequential(nn.Flatten(), Linear(inputs, spec.widths[0]), nn.ReLU())
     rest = [nn.Sequential(Linear(narrow, wide), nn.ReLU()) for narrow, wide in pairwise(spec.widths)]
@@ -25,6 +26,7 @@ def mlp(spec: HostSpec) -> list[nn.Module]:
 
 
 def cnn1d(spec: HostSpec) -> list[nn.Module]:
+    """Return a 1-D CNN: one strided convolution with norm and ReLU per width, then mean pooling and a linear head."""
     channels = (spec.inputs[-1], *spec.widths)
     blocks = [
         nn.Sequential(Conv(a, b, (5,), stride=2, bias=False), Norm(b, space=True, relu=True))
@@ -34,6 +36,7 @@ def cnn1d(spec: HostSpec) -> list[nn.Module]:
 
 
 def cnn2d(spec: HostSpec) -> list[nn.Module]:
+    """Return a 2-D CNN: one convolution with norm, ReLU and max-pooling per width, then mean pooling and a head."""
     channels = (spec.inputs[-1], *spec.widths)
     blocks = [
         nn.Sequential(Conv(a, b, (3, 3), bias=False), Norm(b, space=True, relu=True), Pool())
@@ -43,7 +46,7 @@ def cnn2d(spec: HostSpec) -> list[nn.Module]:
 
 
 class TransformerBlock(nn.Module):
-    """Causal attention and a hidden layer, each beside an open path."""
+    """A pre-norm transformer block: causal attention and an MLP, each with a residual connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -58,8 +61,9 @@ class TransformerBlock(nn.Module):
 
 
 def transformer(spec: HostSpec) -> list[nn.Module]:
+    """Return a causal transformer: embeddings, one block per width, then a norm and a linear head."""
     if len(set(spec.widths)) > 1:
-        raise EsperError(f"widths of a transformer must all be the same, not {list(spec.widths)}")
+        raise EsperError(f"widths of a transformer must be equal, not {list(spec.widths)}: repeat one width per block")
     width = spec.widths[0]
     blocks: list[nn.Module] = [TransformerBlock(width) for _ in spec.widths]
     blocks[0] = nn.Sequential(Embedding(spec.outputs, spec.inputs[0], width), blocks[0])
@@ -68,54 +72,145 @@ def transformer(spec: HostSpec) -> list[nn.Module]:
 
 @dataclass(frozen=True)
 class HostKind:
-    """How to build the segments of a kind of host, and what flows between them."""
+    """How to build one kind of host, the stream between its segments, and the inputs it takes."""
 
     build: Builder
     stream: Stream
     weak_widths: tuple[int, ...]
-    """So narrow that growth can help."""
+    """Widths of a host that is small enough for growth to help."""
+    axes: tuple[str, ...] | None = None
+    """Names of the axes of one example, as error messages show them. None: any shape."""
 
 
 _kinds: dict[str, HostKind] = {
     "mlp": HostKind(mlp, Stream.VECTOR, (8, 8)),
-    "cnn1d": HostKind(cnn1d, Stream.SIGNAL, (8, 8, 8)),
-    "cnn2d": HostKind(cnn2d, Stream.IMAGE, (8, 8, 8)),
-    "transformer": HostKind(transformer, Stream.TOKENS, (16, 16)),
+    "cnn1d": HostKind(cnn1d, Stream.SIGNAL, (8, 8, 8), ("length", "channels")),
+    "cnn2d": HostKind(cnn2d, Stream.IMAGE, (8, 8, 8), ("height", "width", "channels")),
+    "transformer": HostKind(transformer, Stream.TOKENS, (16, 16), ("context",)),
 }
 
 
 def register_host(kind: str, build: Builder, stream: str, *, weak_widths: tuple[int, ...] = (8, 8)) -> None:
-    """Make a kind of host available by name.
+    """Make a kind of host available to `build_host` under a name.
 
-    `build(spec)` returns its segments in order; a slot goes behind each but the last.
+    Args:
+        kind: The new name.
+        build: A function from a `HostSpec` to the segments of a host, in order. A slot is put behind each segment but
+            the last. Segments may not use dropout or batch statistics.
+        stream: What flows between the segments: "vector", "signal", "image" or "tokens". Tokens are integers.
+        weak_widths: The widths that `weak_host` gives to hosts of this kind.
+
+    Raises:
+        EsperError: If the name is taken or the stream is unknown.
+
+    Example:
+        >>> register_host("two_layers", lambda spec: [nn.Linear(4, 8), nn.Linear(8, spec.outputs)], "vector")
+        >>> host = build_host(HostSpec("two_layers", inputs=(4,), outputs=3, widths=(8,)))
     """
     if kind in _kinds:
-        raise EsperError(f"a host kind named {kind!r} exists already; choose another name")
+        raise EsperError(f"a host kind named {kind!r} already exists: choose another name")
     _kinds[kind] = HostKind(build, Stream.named(stream), weak_widths)
 
 
 def unregister_host(kind: str) -> None:
+    """Remove a kind of host from those that `build_host` knows.
+
+    Args:
+        kind: The name it was registered under.
+
+    Raises:
+        EsperError: If there is no such kind.
+    """
     host_kind(kind)
     del _kinds[kind]
 
 
 def host_kind(kind: str) -> HostKind:
+    """Return the registered kind of this name."""
     if kind not in _kinds:
         raise unknown("host kind", kind, _kinds)
     return _kinds[kind]
 
 
 def host_kinds() -> tuple[str, ...]:
+    """Return the names of all kinds of hosts, in order of registration.
+
+    Example:
+        >>> host_kinds()
+        ('mlp', 'cnn1d', 'cnn2d', 'transformer')
+    """
     return tuple(_kinds)
 
 
 def weak_host(kind: str, inputs: tuple[int, ...], outputs: int) -> HostSpec:
-    """A host of this kind that is deliberately too small for its task."""
-    return HostSpec(kind, inputs, outputs, host_kind(kind).weak_widths)
+    """Return the spec of a host that is deliberately too small for most tasks, so that growth can help.
+
+    Args:
+        kind: A registered kind of host.
+        inputs: The shape of one example, channels last.
+        outputs: The number of classes, tokens of the vocabulary, or regression targets.
+
+    Returns:
+        A spec with the kind's `weak_widths`, for `build_host`.
+
+    Raises:
+        EsperError: If the kind is unknown or takes no inputs of this shape.
+
+    Example:
+        >>> weak_host("cnn1d", (40, 1), 10).widths
+        (8, 8, 8)
+    """
+    spec = HostSpec(kind, inputs, outputs, host_kind(kind).weak_widths)
+    check_inputs(spec)
+    return spec
+
+
+def check_inputs(spec: HostSpec) -> None:
+    """Raise an error if hosts of this kind take no inputs of this shape."""
+    axes = host_kind(spec.kind).axes
+    if axes is None or len(axes) == len(spec.inputs):
+        return
+    others = [name for name, kind in _kinds.items() if kind.axes is None or len(kind.axes) == len(spec.inputs)]
+    raise EsperError(
+        f"host kind {spec.kind!r} needs inputs of shape {_shape(axes)}, not {_shape(spec.inputs)}:"
+        f" use another kind ({', '.join(others)}) or another task"
+    )
+
+
+def check_examples(spec: HostSpec, x: Tensor) -> None:
+    """Raise an error if hosts of this kind take token ids and these examples are none, or the reverse."""
+    tokens = host_kind(spec.kind).stream is Stream.TOKENS
+    if tokens == x.is_floating_point():
+        kinds = {True: "token ids (integers)", False: "numbers (floating point)"}
+        raise EsperError(
+            f"host kind {spec.kind!r} needs {kinds[tokens]} of shape {_shape(spec.inputs)}, not {kinds[not tokens]}"
+            f" of shape {_shape(x.shape[1:])}: use another host kind or another task"
+        )
+
+
+def _shape(axes: Sequence[object]) -> str:
+    return f"({', '.join(map(str, axes))}{',' * (len(axes) == 1)})"
 
 
 def build_host(spec: HostSpec, rng_seed: int = 0) -> Host:
-    """A new host. The same number gives the same weights; the global random state is left alone."""
+    """Build a host with random initial weights and empty slots.
+
+    Args:
+        spec: The kind of host, its inputs, outputs and widths.
+        rng_seed: Determines the weights. The global random generators are neither read nor changed.
+
+    Returns:
+        A host in training mode, in float32, on the CPU.
+
+    Raises:
+        EsperError: If the kind is unknown, takes no inputs of this shape, or cannot be built with these widths.
+
+    Example:
+        >>> host = build_host(HostSpec("mlp", inputs=(2,), outputs=3, widths=(8, 8)), rng_seed=1)
+        >>> host(torch.zeros(5, 2)).shape
+        torch.Size([5, 3])
+    """
+    check_inputs(spec)
     kind = host_kind(spec.kind)
 
     def build() -> Host:

@@ -1,7 +1,7 @@
-"""The layers of hosts and seeds: channels last, no dropout, no batch statistics.
+"""Define the layers of hosts and seeds: channels last, without dropout or batch statistics.
 
-Each names the bounds of its random parameters, so that `birth.py` can draw them for many hosts at once. All other
-parameters start as constructed.
+Each layer records the bounds of its random parameters, so that `birth.py` can draw them for many hosts at once. All
+other parameters start as constructed.
 """
 
 import math
@@ -17,24 +17,24 @@ Params = dict[str, Tensor]
 
 
 class Layer(nn.Module):
-    """A module whose random parameters are uniform in ±bound."""
+    """A module whose random parameters are drawn uniformly from ±bound."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bounds: dict[str, float] = {}
 
     def draw(self, name: str, shape: tuple[int, ...], bound: float) -> nn.Parameter:
-        """A parameter drawn from ±bound, or zeros if the bound is zero."""
+        """Return a new parameter drawn uniformly from ±bound, and record the bound. A bound of 0 gives zeros."""
         if bound:
             self.bounds[name] = bound
         return nn.Parameter(torch.zeros(shape).uniform_(-bound, bound) if bound else torch.zeros(shape))
 
 
 class RowLayer(Layer):
-    """A layer that can run many copies of itself at once. Alone, it is a single row."""
+    """A layer that can run many copies of itself at once, one per row. Called alone, it runs a single row."""
 
     def rows(self, params: Params, x: Tensor) -> Tensor:
-        """Each row of parameters on its own row of x: (R, ...), (R, B, ...) to (R, B, ...)."""
+        """Apply each row of parameters, (R, ...), to its own row of x, (R, B, ...), and return (R, B, ...)."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class RowLayer(Layer):
 
 
 class Linear(RowLayer):
-    """A linear map of the channels. `zero` starts it as the zero map."""
+    """A linear map of the channels. With `zero`, its weights start at zero."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True, zero: bool = False) -> None:
         super().__init__()
@@ -61,10 +61,10 @@ class Linear(RowLayer):
 
 
 class Conv(RowLayer):
-    """A convolution over one or two axes. Its weight is (*kernel, inputs, outputs), channels last like the stream.
+    """A convolution over one or two axes with zero padding. Its weight is (*kernel, inputs, outputs), channels last.
 
-    `depthwise` filters each channel by itself, with a weight (*kernel, channels). The output is `stride` times
-    shorter, rounded up.
+    With `depthwise`, each channel is filtered separately and the weight is (*kernel, channels). With `zero`, weights
+    start at zero. Each axis of the output is `stride` times shorter, rounded up.
     """
 
     def __init__(
@@ -92,9 +92,9 @@ class Conv(RowLayer):
 
 
 class Norm(RowLayer):
-    """Normalises each example: the channels of each position or, with `space`, groups of channels over all positions.
+    """A layer norm over the channels of each position or, with `space`, a group norm over all positions.
 
-    `zero` starts it as the zero map. `relu` cuts what is negative, in the same pass over memory.
+    With `zero`, its scale starts at zero. With `relu`, a ReLU follows in the same pass over memory.
     """
 
     def __init__(self, channels: int, *, space: bool = False, zero: bool = False, relu: bool = False) -> None:
@@ -114,7 +114,7 @@ class Norm(RowLayer):
 
 
 class Embedding(Layer):
-    """Token and position embeddings, added."""
+    """The sum of a token embedding and a position embedding."""
 
     def __init__(self, tokens: int, positions: int, channels: int) -> None:
         super().__init__()
@@ -126,9 +126,9 @@ class Embedding(Layer):
 
 
 class CausalAttention(Layer):
-    """Self-attention in which a position sees itself and what came before. `zero` starts it as the zero map.
+    """Causal self-attention. With `zero`, its output projection starts at zero.
 
-    There are no query, key or value biases: a key bias is cancelled by the softmax.
+    Queries, keys and values have no bias: the softmax cancels that of the keys.
     """
 
     def __init__(self, channels: int, *, heads: int = 1, zero: bool = False) -> None:
@@ -146,7 +146,7 @@ class CausalAttention(Layer):
 
 
 class Pool(RowLayer):
-    """Halves an image's sides, keeping the largest of each 2×2. An odd last row is dropped; a side of 1 is kept."""
+    """A 2×2 max-pooling of images. An odd last row or column is dropped; a side of 1 is kept."""
 
     def rows(self, params: Params, x: Tensor) -> Tensor:
         height, width = (2 if side > 1 else 1 for side in x.shape[2:4])
@@ -154,7 +154,7 @@ class Pool(RowLayer):
 
 
 class MeanOverSpace(RowLayer):
-    """One vector per example."""
+    """The mean over all positions, which gives one vector per example."""
 
     def rows(self, params: Params, x: Tensor) -> Tensor:
         return x.flatten(2, -2).mean(2)
@@ -164,9 +164,9 @@ ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU)
 
 
 def run_rows(module: nn.Module, params: Params, x: Tensor) -> Tensor:
-    """Copies of a module, each with its own parameters on its own inputs, (R, B, ...) to (R, B, ...).
+    """Run copies of a module, each with its own parameters on its own inputs: (R, B, ...) to (R, B, ...).
 
-    Esper's own layers know how; anyone else's run under vmap.
+    Esper's own layers have a method for this; other modules run under vmap.
     """
     kind = type(module)
     if kind is nn.Sequential:
@@ -175,11 +175,11 @@ def run_rows(module: nn.Module, params: Params, x: Tensor) -> Tensor:
         return x
     if kind in ELEMENTWISE:
         return module(x)
-    if "rows" in vars(kind) and isinstance(module, RowLayer):  # what inherits it may have changed forward
+    if "rows" in vars(kind) and isinstance(module, RowLayer):  # a subclass may override forward
         return module.rows(params, x)
     return vmap(lambda p, row: functional_call(module, p, (row,)))(params, x)
 
 
 def under(prefix: str, params: Params) -> Params:
-    """The parameters of a part, by the names they have in it."""
+    """Return the parameters whose names start with a prefix, without the prefix."""
     return {name.removeprefix(prefix): p for name, p in params.items() if name.startswith(prefix)}

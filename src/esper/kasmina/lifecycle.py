@@ -1,6 +1,7 @@
-"""Moving seeds through their lives, for all slots of all hosts at once: `legal`, `apply`, `tick`.
+"""Move seeds through their lifecycle, for all slots of all hosts at once: `legal`, `apply`, `tick`.
 
-A decision is: `apply` the action, then `tick` to begin the epoch. Only `apply` obeys ops; only `tick` moves alpha.
+A decision applies an action with `apply`, then begins the epoch with `tick`. Only `apply` carries out ops, and only
+`tick` moves alpha.
 """
 
 from functools import cache
@@ -30,23 +31,24 @@ EMPTY: dict[str, int | float] = {
     "ramp_epochs": 0,
     "ramp_elapsed": 0,
 }
-"""A slot that nothing has ever happened to."""
+"""The state of a slot that never held a seed."""
 KEPT = ("stage", "age", "births")
-"""What a slot keeps of a seed that is gone."""
+"""The fields that a slot keeps when its seed is removed."""
 
 
 @cache
 def _table(values: tuple[int | float, ...], device: torch.device) -> Tensor:
-    """A small table on a device, copied there once."""
+    """Return a small table on a device. Cached, because a copy to a device synchronizes."""
     return torch.tensor(values, device=device)
 
 
 def empty_slots(num_hosts: int, num_slots: int, device: torch.device | None = None) -> SlotState:
+    """Return the state of slots that never held a seed."""
     return SlotState(**{name: torch.full((num_hosts, num_slots), v, device=device) for name, v in EMPTY.items()})
 
 
 def unmeasured(state: SlotState) -> Vitals:
-    """The vitals of hosts that have not been measured yet: presumed sane, contributions unknown."""
+    """Return the vitals of hosts that were not measured yet: all healthy, with unknown contributions."""
     return Vitals(
         sane=torch.ones_like(state.stage[:, 0], dtype=torch.bool),
         healthy=torch.ones_like(state.stage, dtype=torch.bool),
@@ -57,17 +59,17 @@ def unmeasured(state: SlotState) -> Vitals:
 
 
 def has_voice(stage: Int[Tensor, "*N"], *voices: Voice) -> Bool[Tensor, "*N"]:
-    """Whether a stage is one of these voices."""
+    """Return whether each stage has one of these voices."""
     return _table(tuple(s.voice in voices for s in Stage), stage.device)[stage]
 
 
 def incubating(state: SlotState) -> Bool[Tensor, "N S"]:
-    """The seeds that learn beside their host, unheard."""
+    """Return which slots hold a seed that trains beside its host and is not heard."""
     return has_voice(state.stage, Voice.INCUBATING)
 
 
 def speaking(state: SlotState) -> Bool[Tensor, "N S"]:
-    """The seeds that are part of the forward pass; all others are left out of it."""
+    """Return which slots hold a seed that is part of the forward pass; all others are left out of it."""
     return state.alpha > 0
 
 
@@ -76,14 +78,17 @@ def _open(row: Transition, state: SlotState, vitals: Vitals, config: LifecycleCo
 
 
 def _due(row: Transition, here: Tensor, state: SlotState, config: LifecycleConfig) -> Tensor:
-    """Of the slots where this transition is open `here`, those that will make it when the next epoch begins."""
+    """Return which slots, of those `here` whose gate is open, make this transition when the next epoch begins."""
     if not row.automatic or (row.op is Op.ADVANCE and not config.auto_advance):
         return torch.zeros_like(here)
     return here & (state.age >= config.training) if row.gate is Gate.TRAINED else here
 
 
 def legal(state: SlotState, vitals: Vitals, config: LifecycleConfig) -> Bool[Tensor, "N O S"]:
-    """Which op may be used on which slot. WAIT always may; ADVANCE may not where it would happen anyway."""
+    """Return which op may be used on which slot.
+
+    WAIT is always legal. ADVANCE is illegal where the seed will advance by itself.
+    """
     allowed = torch.zeros(
         state.stage.shape[0], len(Op), state.stage.shape[1], dtype=torch.bool, device=state.stage.device
     )
@@ -96,7 +101,7 @@ def legal(state: SlotState, vitals: Vitals, config: LifecycleConfig) -> Bool[Ten
 
 
 def refused(action: Int[Tensor, "N H"], allowed: Bool[Tensor, "N O S"], sizes: tuple[int, ...]) -> Bool[Tensor, " N"]:
-    """The actions that will not be carried out: an op or slot that is not legal, or a choice that does not exist."""
+    """Return which actions are refused: the op is illegal on the slot, or a choice it uses does not exist."""
     listens = _table(tuple(head in op.heads for op in Op for head in Head), action.device).view(len(Op), len(Head))
     exists = (action >= 0) & (action < _table(sizes, action.device))
     known_op = exists[:, Head.OP]
@@ -108,13 +113,13 @@ def refused(action: Int[Tensor, "N H"], allowed: Bool[Tensor, "N O S"], sizes: t
 
 
 def _lookup(values: dict[str, float] | dict[str, int], action: Tensor, head: Head) -> Tensor:
-    """The value behind each host's choice, shaped to spread over slots."""
+    """Return the value of each host's choice, (N, 1)."""
     table = _table(tuple(values.values()), action.device)
     return table[action[:, head].clamp(0, len(table) - 1)][:, None]
 
 
 def _fill(state: SlotState, where: Tensor, **values: Tensor | int | float) -> SlotState:
-    """The state with some fields replaced in some slots."""
+    """Return the state with some fields replaced in some slots."""
     fields = {
         name: torch.where(where, value, getattr(state, name)).to(getattr(state, name).dtype)
         for name, value in values.items()
@@ -125,10 +130,13 @@ def _fill(state: SlotState, where: Tensor, **values: Tensor | int | float) -> Sl
 def apply(
     state: SlotState, action: Int[Tensor, "N H"], allowed: Bool[Tensor, "N O S"], sizes: tuple[int, ...]
 ) -> tuple[SlotState, Bool[Tensor, " N"]]:
-    """Carry out one action per host. A refused one changes nothing; any other moves one slot, and WAIT none."""
-    no = refused(action, allowed, sizes)
+    """Carry out one action per host, and return the new state and which actions were refused.
+
+    A refused action and WAIT change nothing; any other action moves one slot.
+    """
+    ignored = refused(action, allowed, sizes)
     slots = torch.arange(state.stage.shape[1], device=action.device)
-    chosen = (action[:, Head.SLOT, None] == slots) & ~no[:, None]  # N S
+    chosen = (action[:, Head.SLOT, None] == slots) & ~ignored[:, None]  # N S
 
     def acts(op: Op) -> Tensor:
         return chosen & (action[:, Head.OP, None] == op)
@@ -138,7 +146,8 @@ def apply(
         if row.op is not None:
             here = acts(row.op) & (state.stage == row.source)
             moved = _fill(moved, here, stage=int(row.target), age=0)
-    return _plant(_retarget(moved, action, acts(Op.SET_ALPHA_TARGET), acts(Op.PRUNE)), action, acts(Op.GERMINATE)), no
+    moved = _retarget(moved, action, acts(Op.SET_ALPHA_TARGET), acts(Op.PRUNE))
+    return _plant(moved, action, acts(Op.GERMINATE)), ignored
 
 
 def _style(action: Tensor, field: str) -> Tensor:
@@ -146,7 +155,7 @@ def _style(action: Tensor, field: str) -> Tensor:
 
 
 def _plant(state: SlotState, action: Tensor, here: Tensor) -> SlotState:
-    """A newborn seed: silent, with the ramp of its first blend laid out."""
+    """Plant seeds at alpha 0, with the ramp of their first blend set up."""
     return _fill(
         state,
         here,
@@ -165,7 +174,7 @@ def _plant(state: SlotState, action: Tensor, here: Tensor) -> SlotState:
 
 
 def _retarget(state: SlotState, action: Tensor, retargeted: Tensor, pruned: Tensor) -> SlotState:
-    """A new ramp from the present alpha: to the chosen target, or to silence."""
+    """Start a new ramp from the present alpha to the chosen target, or to 0."""
     state = _fill(
         state,
         retargeted | pruned,
@@ -180,7 +189,7 @@ def _retarget(state: SlotState, action: Tensor, retargeted: Tensor, pruned: Tens
 
 
 def tick(state: SlotState, vitals: Vitals, config: LifecycleConfig) -> SlotState:
-    """An epoch begins: what is due happens, one transition a slot; then alpha moves and all are an epoch older."""
+    """Begin an epoch: make the automatic transitions that are due, at most one per slot; move alpha; add 1 to ages."""
     moved = state
     for row in filter(lambda row: row.automatic, TRANSITIONS):
         due = _due(row, _open(row, state, vitals, config), state, config)
@@ -203,7 +212,7 @@ def _age(state: SlotState) -> SlotState:
 
 
 def problems(state: SlotState, sizes: tuple[int, ...]) -> list[str]:
-    """What is impossible about a state; nothing, whatever was done to reach it."""
+    """Return the invariants that a state violates, which is an empty list for every reachable state."""
     if bool(((state.stage < 0) | (state.stage >= len(Stage))).any()):
         return ["a stage does not exist"]
     empty = has_voice(state.stage, Voice.EMPTY)
@@ -213,12 +222,12 @@ def problems(state: SlotState, sizes: tuple[int, ...]) -> list[str]:
     checks = {
         "an empty slot has a blueprint, or a seed has none": empty != (state.blueprint == NO_BLUEPRINT),
         "a blueprint does not exist": (state.blueprint < -1) | (state.blueprint >= sizes[Head.BLUEPRINT]),
-        "an empty slot remembers its last seed": torch.stack(traces).any(0),
+        "an empty slot keeps fields of its last seed": torch.stack(traces).any(0),
         "alpha is outside 0 to 1": ~((state.alpha >= 0) & (state.alpha <= 1)),
-        "a silent seed speaks": silent & (state.alpha != 0),
+        "a silent seed has an alpha above 0": silent & (state.alpha != 0),
         "a steady seed is not at its target": steady & (state.alpha != state.alpha_target),
-        "a seed was never born": ~empty & (state.births < 1),
+        "a seed was never planted": ~empty & (state.births < 1),
         "an age is negative": (state.age < 0) | (state.seed_age < 0),
-        "a ramp has overrun": (state.ramp_elapsed < 0) | (state.ramp_elapsed > state.ramp_epochs),
+        "a ramp is longer than its epochs": (state.ramp_elapsed < 0) | (state.ramp_elapsed > state.ramp_epochs),
     }
     return [problem for problem, where in checks.items() if bool(where.any())]

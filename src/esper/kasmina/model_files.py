@@ -1,4 +1,4 @@
-"""Model files: the weights of a host and of the seeds it has grown, and what has grown where."""
+"""Save and load grown hosts: weights of the host and its seeds, and which seed is in which slot."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -15,19 +15,46 @@ MODEL_FORMAT = "esper.model"
 
 
 def save_model(path: str | Path, host: Host) -> None:
-    """Write a host and the seeds it has grown."""
+    """Write a host and its seeds to a model file.
+
+    The file is a safetensors file that holds weights and topology, without optimizer state.
+
+    Args:
+        path: The file to write or replace.
+        host: The host, with or without seeds.
+
+    Raises:
+        FileError: If the file cannot be written.
+
+    Example:
+        >>> save_model("host.safetensors", host)
+    """
     write(path, MODEL_FORMAT, host.state_dict(), topology(host))
 
 
 def load_model(path: str | Path, build: Callable[[], Host]) -> Host:
-    """The saved host, from its constructor and the file alone: `load_model(path, lambda: build_host(spec))`."""
+    """Load a host and its seeds from a model file.
+
+    Args:
+        path: A file that `save_model` wrote.
+        build: A function that builds the bare host that was saved. Its weights are replaced.
+
+    Returns:
+        The saved host, on the CPU, with its seeds planted.
+
+    Raises:
+        FileError: If the file is missing, damaged, from a newer version, or of another host.
+
+    Example:
+        >>> host = load_model("host.safetensors", lambda: build_host(spec))
+    """
     tensors, description = read(path, MODEL_FORMAT)
     with parsing(path):
         return regrow(path, build, tensors, description)
 
 
 def topology(host: Host) -> dict[str, Any]:
-    """What has grown where."""
+    """Return the description of a host's slots and seeds, for files."""
     seeds = {slot.name: host.slot(s).seed for s, slot in enumerate(host.slot_specs)}
     return {
         "host": asdict(host.spec),
@@ -41,7 +68,7 @@ def topology(host: Host) -> dict[str, Any]:
 
 
 def regrow(path: str | Path, build: Callable[[], Host], tensors: Tensors, description: Mapping[str, Any]) -> Host:
-    """A fresh host with the seeds and weights of a file."""
+    """Build a host and give it the seeds and weights of a file."""
     with isolated(0):
         host = build()
     fits(path, {part: topology(host)[part] for part in ("host", "slots")}, description)

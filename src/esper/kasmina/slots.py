@@ -1,4 +1,7 @@
-"""Where seeds live: a seed, and the slot that holds at most one."""
+"""Define the seed, and the slot that holds at most one."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -15,7 +18,7 @@ from esper.leyline.specs import SlotSpec
 
 
 class Seed(nn.Module):
-    """A module that turns its host's stream into a delta of the same shape."""
+    """A small module that maps the stream of its host to a delta of equal shape."""
 
     def __init__(self, slot: SlotSpec, blueprint_name: str, graft: Graft) -> None:
         super().__init__()
@@ -28,7 +31,7 @@ class Seed(nn.Module):
 
 
 class AnySeed(nn.Module):
-    """The parameters of a seed whatever its graft: what stacks of seeds are made of, the graft being data there."""
+    """The parameters of a seed of any graft, as fleets stack them; there the graft is data."""
 
     def __init__(self, slot: SlotSpec, blueprint_name: str) -> None:
         super().__init__()
@@ -37,7 +40,7 @@ class AnySeed(nn.Module):
 
 
 def build_seed(slot: SlotSpec, blueprint_name: str, graft: Graft, rng_key: Int[Tensor, ""] | None = None) -> Seed:
-    """A newborn seed, with the weights that its key stands for. The global random state is left alone."""
+    """Build a seed for a slot, with weights drawn from a key. The global random generators are left unchanged."""
     body = f"blueprint {blueprint_name!r} in slot {slot.name!r} of shape {slot.shape}"
     x = torch.zeros(2, *slot.shape)
     try:
@@ -49,36 +52,77 @@ def build_seed(slot: SlotSpec, blueprint_name: str, graft: Graft, rng_key: Int[T
     except Exception as error:
         raise EsperError(f"{body} fails: {error}") from error
     if shape != x.shape:
-        raise EsperError(f"{body} changes the stream's shape to {tuple(shape[1:])}")
+        raise EsperError(f"{body} changes the shape of the stream to {tuple(shape[1:])}")
     if rng_key is not None:
         load_newborn(seed, lambda: Seed(slot, blueprint_name, graft), rng_key)
     return seed
 
 
 class Slot(nn.Module):
-    """A place for one seed. While none speaks, it hands the stream on untouched."""
+    """An injection point of a host, which holds at most one seed.
 
-    alpha: Tensor
+    Without a seed, or with one at alpha 0, the stream passes through unchanged and the seed is not run.
+    """
 
     def __init__(self, spec: SlotSpec) -> None:
         super().__init__()
         self.spec = spec
         self.seed: Seed | None = None
-        self.register_buffer("alpha", torch.zeros(()))
+        self.alpha = 0.0
 
-    def forward(self, stream: Tensor, alpha: Tensor | None = None) -> Tensor:
-        """The stream with the seed at its alpha, or at the one given instead."""
+    @property
+    def alpha(self) -> float:
+        """The weight of the seed's delta, from 0 to 1, in single precision.
+
+        It is a Python number, so that `torch.export` can leave silent seeds out; `state_dict` holds it as a tensor.
+        """
+        return self._alpha
+
+    @alpha.setter
+    def alpha(self, alpha: float | Tensor) -> None:
+        self._alpha = torch.tensor(float(alpha), dtype=torch.float32).item()
+
+    def forward(self, stream: Tensor, alpha: float | Tensor | None = None) -> Tensor:
+        """Return the stream plus the seed's delta, weighted by `alpha` or, if that is None, by the slot's own."""
         alpha = self.alpha if alpha is None else alpha
-        if self.seed is None or alpha == 0:
+        if self.seed is None:
+            return stream
+        if isinstance(alpha, Tensor) and torch.compiler.is_exporting():
+            # The value is unknown while a graph is traced. Selecting keeps even a NaN of a silent seed out.
+            return torch.where(alpha == 0, stream, blend(stream, self.seed(stream), alpha))
+        if alpha == 0:
             return stream
         return blend(stream, self.seed(stream), alpha)
 
     def plant(self, seed: Seed) -> None:
+        """Put a seed into the empty slot, at alpha 0."""
         if self.seed is not None:
-            raise EsperError(f"slot {self.spec.name!r} holds a seed already; uproot it first")
+            raise EsperError(f"slot {self.spec.name!r} already holds a seed: call uproot() before plant()")
         self.seed = seed
-        self.alpha.zero_()
+        self.alpha = 0.0
 
     def uproot(self) -> None:
+        """Remove the seed and set alpha to 0."""
         self.seed = None
-        self.alpha.zero_()
+        self.alpha = 0.0
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}alpha"] = torch.tensor(self.alpha, dtype=torch.float32)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        others = {name: tensor for name, tensor in state_dict.items() if name != f"{prefix}alpha"}
+        if len(others) < len(state_dict):
+            self.alpha = state_dict[f"{prefix}alpha"]
+        elif strict:
+            missing_keys.append(f"{prefix}alpha")
+        super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)

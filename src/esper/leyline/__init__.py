@@ -1,6 +1,6 @@
-"""Words, tables, specs, records and reports: what all other rooms agree on.
+"""Define the shared vocabulary: actions, lifecycle, specs, records and reports.
 
-Only the words and tables are re-exported here, so that reading a report needs no torch.
+Only what needs no torch is exported here, so that reading a report stays fast.
 """
 
 from esper.leyline.actions import ActionSpace, Curve, Graft, Head, Op

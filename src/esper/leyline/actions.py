@@ -1,4 +1,4 @@
-"""What a controller can choose: ops, heads, the choices of each head, and which op listens to which head."""
+"""Define the actions of a controller: ops, heads, their choices, and which op uses which head."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Head(IntEnum):
-    """One factor of an action."""
+    """One factor of an action; a controller makes one choice for each head."""
 
     OP = 0
     SLOT = 1
@@ -24,7 +24,15 @@ class Head(IntEnum):
 
 
 class Op(IntEnum):
-    """The verb of an action. Each op is declared with the heads it listens to, besides the op head itself."""
+    """The verb of an action: what is done to a slot.
+
+    Attributes:
+        heads: The heads whose choices the op uses, the op head included. Choices of other heads are ignored.
+
+    Example:
+        >>> Head.BLUEPRINT in Op.GERMINATE.heads
+        True
+    """
 
     heads: frozenset[Head]
 
@@ -49,7 +57,7 @@ class Op(IntEnum):
 
 
 class Graft(IntEnum):
-    """How a seed's output becomes a delta on its host's stream."""
+    """How a seed's output becomes a delta on its host's stream: added, as a factor, or through a learned gate."""
 
     ADD = 0
     MULTIPLY = 1
@@ -57,7 +65,7 @@ class Graft(IntEnum):
 
 
 class Curve(IntEnum):
-    """A monotone map of progress, 0 to 1 onto 0 to 1."""
+    """A monotone curve from 0 to 1 along which alpha moves to its target."""
 
     LINEAR = 0
     COSINE = 1
@@ -67,7 +75,7 @@ class Curve(IntEnum):
 
 
 class Style(NamedTuple):
-    """A graft, and the ramp on which the seed's alpha first rises."""
+    """A graft, and the curve of the ramp on which alpha first rises."""
 
     graft: Graft
     ramp: Curve
@@ -80,10 +88,10 @@ STYLES = {
     "gate": Style(Graft.GATE, Curve.SIGMOID),
 }
 TEMPOS = {"3": 3, "5": 5, "8": 8}
-"""Epochs from silence to the alpha target when a seed blends in."""
+"""Epochs in which a new seed's alpha rises from 0 to its target, by choice."""
 ALPHA_TARGETS = {"0.5": 0.5, "0.7": 0.7, "1.0": 1.0}
 ALPHA_SPEEDS = {"instant": 0, "3": 3, "5": 5, "8": 8}
-"""Epochs that a later change of alpha takes."""
+"""Epochs that a later change of alpha takes, by choice."""
 
 FIXED_CHOICES: dict[Head, tuple[str, ...]] = {
     Head.OP: tuple(op.name for op in Op),
@@ -95,12 +103,27 @@ FIXED_CHOICES: dict[Head, tuple[str, ...]] = {
 }
 """The choices of the heads that do not depend on the host."""
 PLAIN_CHOICE = {Head.ALPHA_TARGET: "1.0"}
-"""What a written action means by leaving a head out, where that is not the head's first choice."""
+"""Defaults of `ActionSpace.action` for heads whose default is not their first choice."""
 
 
 @dataclass(frozen=True)
 class ActionSpace:
-    """The choices of every head for one kind of host: the one source of slot and blueprint order."""
+    """The choices of every head for one kind of host.
+
+    It defines the order of slots and blueprints everywhere. `Host.space` and `Fleet.space` hold the right one.
+
+    Args:
+        slots: Names of the slots, in order.
+        blueprints: Names of the blueprints, in order.
+
+    Raises:
+        EsperError: If slots or blueprints are empty or repeat a name.
+
+    Example:
+        >>> space = ActionSpace(slots=("s0", "s1"), blueprints=("norm", "mlp"))
+        >>> space.action("GERMINATE", slot="s1", blueprint="mlp", tempo=5)
+        (1, 1, 1, 0, 1, 2, 0, 0)
+    """
 
     slots: tuple[str, ...]
     blueprints: tuple[str, ...]
@@ -108,22 +131,38 @@ class ActionSpace:
     def __post_init__(self) -> None:
         for head, names in self.choices.items():
             if not names:
-                raise EsperError(f"{head.name.lower()}s must name at least one choice")
+                raise EsperError(f"{head.name.lower()}s is empty: name at least one")
             if len(set(names)) < len(names):
-                raise EsperError(f"{head.name.lower()}s must not repeat a name: {', '.join(names)}")
+                raise EsperError(f"{head.name.lower()}s repeats a name: {', '.join(names)}; give each name once")
 
     @property
     def choices(self) -> dict[Head, tuple[str, ...]]:
-        """The names of each head's choices, heads in order."""
+        """The names of the choices of each head, in head order."""
         own = {Head.SLOT: self.slots, Head.BLUEPRINT: self.blueprints}
         return {head: (FIXED_CHOICES | own)[head] for head in Head}
 
     @property
     def sizes(self) -> tuple[int, ...]:
+        """The number of choices of each head, in head order."""
         return tuple(len(names) for names in self.choices.values())
 
     def action(self, op: Op | str = Op.WAIT, **choices: object) -> tuple[int, ...]:
-        """The action with these choices by name, `slot="s0"`; heads left out take a plain one."""
+        """Return an action as one choice index per head.
+
+        Args:
+            op: The op, or its name.
+            **choices: Choices by head, such as `slot="s0"` or `alpha_target=0.5`: a name, a number or an enum member.
+                A head that is left out takes its first choice, and alpha_target takes 1.0.
+
+        Returns:
+            One index for each head, in head order.
+
+        Raises:
+            EsperError: If a head or a choice is unknown.
+
+        Example:
+            >>> host.space.action("GERMINATE", slot="s0", blueprint="mlp")
+        """
         named = {name.upper(): choice for name, choice in choices.items()}
         for name in named:
             if name not in Head.__members__ or name == Head.OP.name:
@@ -144,12 +183,12 @@ class ActionSpace:
 
 
 def per_head(values: Mapping[str, T]) -> tuple[T, ...]:
-    """One value for each head, in head order, from a mapping that must name every head and nothing else."""
+    """Return the values of a mapping from head names in head order, or raise an error if it lacks a head."""
     known = [head.name.lower() for head in Head]
     for name in values:
         if name not in known:
             raise unknown("head", name, known)
     missing = [name for name in known if name not in values]
     if missing:
-        raise EsperError(f"every head needs a value; missing: {', '.join(missing)}")
+        raise EsperError(f"every head needs a value: add {', '.join(missing)}")
     return tuple(values[name] for name in known)

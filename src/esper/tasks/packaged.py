@@ -1,4 +1,4 @@
-"""Tasks whose data comes with a Python package: no download, no pickle."""
+"""Load tasks whose data comes with a Python package, without downloads or pickles."""
 
 import hashlib
 import os
@@ -19,11 +19,11 @@ from esper.leyline.state import Split
 from esper.tasks.data import TaskData, divide, read_npz, shuffled, standardized
 
 MNIST1D_SHA256 = "c23c4d3e5f1acb9443f78f9165c64ff8877ce49a1d77bc2d6650a424201b5157"
-"""Of the standard dataset, rounded to six decimals, which hides the last bits in which processors differ."""
+"""Checksum of the standard dataset, rounded to six decimals, because processors differ in the last bits."""
 
 
 def digits() -> TaskData:
-    """Handwritten digits, 8×8 (scikit-learn)."""
+    """Classify handwritten digits (8×8×1 images, 10 classes; from scikit-learn)."""
     data = _package("sklearn.datasets", "digits").load_digits()
     x = torch.tensor(data.images, dtype=torch.float32)[..., None]
     split = shuffled(x, torch.tensor(data.target, dtype=torch.long), "digits")
@@ -34,7 +34,10 @@ def digits() -> TaskData:
 
 
 def mnist1d(examples: int = 3400) -> TaskData:
-    """Digits as 1-D signals of 40 samples (package mnist1d, its standard 5,000 examples), of which some train."""
+    """Classify digits drawn as 1-D signals (40×1 signals, 10 classes; from the package mnist1d).
+
+    `examples` is the number of training examples; validation and test data have 600 and 1,000.
+    """
     if not 1 <= examples <= 3400:
         raise EsperError(f"examples must be between 1 and 3400, not {examples}")
     path = cache_folder() / "mnist1d.npz"
@@ -49,7 +52,7 @@ def mnist1d(examples: int = 3400) -> TaskData:
 
 
 def cache_folder() -> Path:
-    """Where generated data is kept: $ESPER_CACHE, or `esper` in the user's cache."""
+    """Return the folder for generated data: $ESPER_CACHE, or `esper` in the user's cache."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "esper"
     return Path(os.environ.get("ESPER_CACHE") or default)
 
@@ -63,7 +66,7 @@ def _package(module: str, task: str) -> ModuleType:
 
 
 def _generated() -> dict[str, np.ndarray]:
-    """The standard dataset. The package seeds the global generators; they are put back as they were."""
+    """Generate the standard dataset. The package seeds the global generators; their state is restored."""
     module = _package("mnist1d.data", "mnist1d")
     with isolated(0):
         data = module.make_dataset(module.get_dataset_args())
@@ -75,13 +78,13 @@ def _generated() -> dict[str, np.ndarray]:
 def _expected(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     if sha256(arrays) != MNIST1D_SHA256:
         raise EsperError(
-            "the package mnist1d generates other data than it used to; install the versions in constraints.txt"
+            "the installed package mnist1d generates other data than expected: install the versions in constraints.txt"
         )
     return arrays
 
 
 def _cached(path: Path) -> dict[str, np.ndarray] | None:
-    """The arrays of the cache, if it is there and whole."""
+    """Return the cached arrays, or None if they are missing or damaged."""
     try:
         arrays = read_npz(path)
     except FileError:
@@ -90,7 +93,7 @@ def _cached(path: Path) -> dict[str, np.ndarray] | None:
 
 
 def _store(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Keep the arrays for next time; a cache that cannot be written costs time, not data."""
+    """Write the arrays to the cache, or warn if that fails."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,10 +101,13 @@ def _store(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
             np.savez(file, x=arrays["x"], y=arrays["y"])
         os.replace(partial, path)
     except OSError as error:
-        warnings.warn(f"cannot keep {path} ({error.strerror}); it will be made again", stacklevel=2)
+        warnings.warn(
+            f"cannot write {path} ({error.strerror}): the data will be generated again next time", stacklevel=2
+        )
 
 
 def sha256(arrays: Mapping[str, np.ndarray]) -> str:
+    """Return the checksum of arrays with their names, types and shapes."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = arrays[name]

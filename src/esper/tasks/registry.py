@@ -1,4 +1,4 @@
-"""Tasks by name: what comes with Esper, and what you register."""
+"""Register tasks, and load them by name."""
 
 import inspect
 from collections.abc import Callable
@@ -24,29 +24,104 @@ _tasks: dict[str, Builder] = {
 
 
 def register_task(name: str, build: Builder) -> None:
-    """Make a task available by name. `build(**options)` returns a `TaskData`."""
+    """Make a task available to `load_task` under a name.
+
+    Args:
+        name: The new name.
+        build: A function that returns the `TaskData` of the task. Its parameters are the options of the task, and the
+            first line of its docstring is the summary.
+
+    Raises:
+        EsperError: If the name is taken.
+
+    Example:
+        >>> register_task("sign", build)
+        >>> task = load_task("sign", examples=600)
+    """
     if name in _tasks:
-        raise EsperError(f"a task named {name!r} exists already; choose another name")
+        raise EsperError(f"a task named {name!r} already exists: choose another name")
     _tasks[name] = build
 
 
 def unregister_task(name: str) -> None:
+    """Remove a task from those that `load_task` knows.
+
+    Args:
+        name: The name it was registered under.
+
+    Raises:
+        EsperError: If there is no such task.
+    """
     _builder(name)
     del _tasks[name]
 
 
 def task_names() -> tuple[str, ...]:
+    """Return the names of all tasks, in order of registration.
+
+    Example:
+        >>> task_names()
+        ('mnist1d', 'digits', 'spirals', 'waves', 'glyphs', 'planted', 'images', 'text')
+    """
     return tuple(_tasks)
 
 
+def task_summary(name: str) -> str:
+    """Return a one-line description of a task: the first line of the docstring of its builder.
+
+    Args:
+        name: The name of the task.
+
+    Returns:
+        What the task is, its inputs and classes; an empty string if its builder has no docstring.
+
+    Raises:
+        EsperError: If there is no such task.
+
+    Example:
+        >>> task_summary("spirals")
+        'Classify points in the plane by spiral arm (2 inputs, 3 classes).'
+    """
+    build = _builder(name)
+    return (inspect.getdoc(getattr(build, "func", build)) or "").partition("\n")[0]
+
+
 def load_task(name: str, /, **options: object) -> Task:
-    """A task with its training and validation data."""
+    """Load a task with its training and validation data.
+
+    Args:
+        name: The name of the task; `task_names()` lists all.
+        **options: Options of the task, such as `examples=600`.
+
+    Returns:
+        The task, on the CPU.
+
+    Raises:
+        EsperError: If the task or an option is unknown, or an option has another type.
+        FileError: If its data is missing or damaged.
+
+    Example:
+        >>> load_task("spirals", arms=2).train.x.shape
+        torch.Size([2000, 2])
+    """
     data = _build(name, options)
     return Task(data.spec, data.train, data.validation)
 
 
 def load_test(name: str, /, **options: object) -> Split:
-    """The test data of a task, for exams only."""
+    """Load the test data of a task. Only exams should use it.
+
+    Args:
+        name: The name of the task.
+        **options: Options of the task, as for `load_task`.
+
+    Returns:
+        The test examples and their targets.
+
+    Raises:
+        EsperError: If the task or an option is unknown, or an option has another type.
+        FileError: If its data is missing or damaged.
+    """
     return _build(name, options).test
 
 
@@ -73,7 +148,7 @@ def _build(name: str, options: dict[str, object]) -> TaskData:
 
 
 def _hints(build: Builder) -> dict[str, Any]:
-    """What a builder says of its options; one that says nothing, such as a partial, takes what it gets."""
+    """Return the type hints of a builder; empty if it has none that can be read, such as a partial."""
     try:
         return get_type_hints(build)
     except (TypeError, NameError):

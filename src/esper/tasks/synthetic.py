@@ -1,4 +1,4 @@
-"""Tasks made from a formula, with generators of their own."""
+"""Generate synthetic tasks, independently of the global random generators."""
 
 import math
 from collections.abc import Callable
@@ -15,13 +15,16 @@ from esper.tasks.data import TaskData, divide
 
 
 def _normal(count: int, *parts: int | str) -> Tensor:
-    """Normal draws by Box and Muller's transform, from keys alone."""
+    """Draw from the standard normal distribution by the Box-Muller transform of hashed keys."""
     u = uniform(key(0, Purpose.DATA, *parts), 2 * count).view(2, count)
     return (torch.sqrt(-2 * torch.log(u[0])) * torch.cos(2 * math.pi * u[1])).float()
 
 
 def spirals(arms: int = 3, noise: float = 0.08, examples: int = 3000, rng_seed: int = 0) -> TaskData:
-    """Which arm of a spiral does a point in the plane lie on?"""
+    """Classify points in the plane by spiral arm (2 inputs, 3 classes).
+
+    `arms` is the number of classes, `noise` the standard deviation of the noise on both coordinates.
+    """
     if arms < 2:
         raise EsperError(f"arms must be at least 2, not {arms}")
     radius, arm = uniform(key(rng_seed, Purpose.DATA, "spirals"), 2 * examples).view(2, examples)
@@ -48,7 +51,11 @@ WAVES: tuple[Callable[[Tensor], Tensor], ...] = (
 
 
 def waves(noise: float = 0.3, length: int = 32, examples: int = 3000, rng_seed: int = 0) -> TaskData:
-    """Which of eight waves is it, at 1.5 to 4 periods and any phase?"""
+    """Classify noisy signals by waveform (32×1 signals, 8 classes).
+
+    Each signal shows 1.5 to 4 periods at a random phase. `length` is its number of samples, `noise` the standard
+    deviation of the noise on them.
+    """
     if length < 8:
         raise EsperError(f"length must be at least 8, not {length}")
     which, frequency, start = uniform(key(rng_seed, Purpose.DATA, "waves"), 3 * examples).view(3, examples, 1)
@@ -70,8 +77,11 @@ def glyphs(
     examples: int = 2000,
     rng_seed: int = 0,
 ) -> TaskData:
-    """Which glyph is it? Each is written in several ways, all of them sums of few slow waves, and moved by a share of
-    its side. The more ways, the more a host has to know."""
+    """Classify noisy, shifted patterns (8×8×1 images, 10 classes).
+
+    Each class has several patterns, which are sums of a few slow waves. `variants` is the number of patterns per class:
+    the more, the larger a network must be. `shift` is the largest shift as a share of the side.
+    """
     if min(variants, classes - 1) < 1 or side < 4:
         raise EsperError(
             f"variants ({variants}) must be positive, classes ({classes}) at least 2 and side ({side}) at least 4"
@@ -95,9 +105,9 @@ def _turn(periods: Tensor) -> Tensor:
 
 
 def planted(width: int = 16, inputs: int = 16, classes: int = 4, examples: int = 6000, rng_seed: int = 0) -> TaskData:
-    """Imitate a teacher with one hidden layer of known width: the right size of a network is known.
+    """Imitate a random network of known width, so that the right size is known (16 inputs, 4 classes).
 
-    The teacher's parameters are among the task's facts.
+    The teacher has one hidden layer of `width` units. Its size is among the facts of the task.
     """
     if min(width, inputs, classes - 1) < 1:
         raise EsperError(f"width ({width}) and inputs ({inputs}) must be positive and classes ({classes}) at least 2")

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from esper.kasmina.hosts import check_examples
 from esper.leyline.errors import EsperError, unknown
 from esper.leyline.specs import HostSpec
 from esper.leyline.state import Task
@@ -153,3 +154,4 @@ def check_fit(spec: HostSpec, task: Task, config: TrainConfig) -> None:
         )
     if not len(task.validation.x):
         raise EsperError(f"task {task.spec.name!r} has no validation examples; give it some to measure seeds on")
+    check_examples(spec, task.train.x)

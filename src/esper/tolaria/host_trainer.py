@@ -165,7 +165,7 @@ class HostTrainer:
             elif slot.seed is not None and blueprint == NO_BLUEPRINT:
                 slot.uproot()
                 remove_group(self.optimizer, spec.name)
-            slot.alpha.copy_(state.alpha[0, s])
+            slot.alpha = state.alpha[0, s]
         self.state = state
 
     def train_epoch(self) -> tuple[float, dict[str, float], Tensor]:

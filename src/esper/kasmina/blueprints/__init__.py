@@ -1,4 +1,4 @@
-"""Kinds of seeds."""
+"""Define blueprints, the kinds of seeds."""
 
 from esper.kasmina.blueprints.registry import (
     Blueprint,

@@ -1,4 +1,4 @@
-"""Can this blueprint live in a slot? Tried out on a small stream before it is registered."""
+"""Try a blueprint on small streams before it is registered, and refuse those that would fail in a slot."""
 
 from collections.abc import Callable
 
@@ -16,11 +16,11 @@ EXAMPLES = {
     Stream.TOKENS: ((6, 16), (4, 6)),
 }
 ALIVE = 1e-6
-"""A parameter is alive if its gradient exceeds this share of the largest in its seed."""
+"""Smallest gradient of a trainable parameter, as a share of the largest gradient in its seed."""
 
 
 def probe(name: str, build: Callable[[SlotSpec], nn.Module], stream: Stream) -> None:
-    """Raise, with the reason, if seeds of this blueprint could not be planted, stacked or trained."""
+    """Raise an error with the reason if seeds of this blueprint cannot be planted, stacked or trained."""
     for shape in EXAMPLES[stream]:
         _probe(name, build, SlotSpec("probe", stream, shape))
 
@@ -39,10 +39,10 @@ def _probe(name: str, build: Callable[[SlotSpec], nn.Module], slot: SlotSpec) ->
     check(all(isinstance(seed, nn.Module) for seed in seeds), "build(slot) must return a torch.nn.Module")
     check(any(True for _ in seeds[0].parameters()), "it has no parameters to train")
     frozen = [n for n, p in seeds[0].named_parameters() if not p.requires_grad]
-    check(not frozen, f"{', '.join(frozen)} cannot be trained; make it a buffer")
+    check(not frozen, f"{', '.join(frozen)} has requires_grad=False; make it a buffer")
     buffers = zip(seeds[0].named_buffers(), seeds[1].buffers(), strict=True)
     drawn = [n for (n, a), b in buffers if not torch.equal(a, b)]
-    check(not drawn, f"{', '.join(drawn)} differs from one seed to the next; only parameters may be random")
+    check(not drawn, f"the buffer {', '.join(drawn)} differs between two seeds; only parameters may be random")
     seeds = [seed.double() for seed in seeds]
     x = torch.randn(3, *slot.shape, dtype=torch.float64)
     try:
@@ -51,34 +51,34 @@ def _probe(name: str, build: Callable[[SlotSpec], nn.Module], slot: SlotSpec) ->
         raise EsperError(f"blueprint {name!r} fails on a {stream} stream of shape {tuple(x.shape)}: {error}") from error
     check(
         isinstance(out, Tensor) and out.shape == x.shape,
-        f"it must keep the stream's shape {tuple(x.shape)}, and returns {tuple(getattr(out, 'shape', ()))}",
+        f"it must keep the shape {tuple(x.shape)} of the stream, but returns {tuple(getattr(out, 'shape', ()))}",
     )
     check(bool(out.isfinite().all()), "its output is not finite")
     dead = dead_parameters(train(seeds[0], x))
     train(seeds[1], x)
     check(
         torch.allclose(seeds[0](x)[:1], seeds[0](x[:1].repeat(2, *[1] * (x.ndim - 1)))[:1]),
-        "an example's result depends on the others in its batch, or on chance (no batch statistics, no dropout)",
+        "the result of an example depends on its batch or on chance; remove batch statistics and dropout",
     )
     check(not dead, f"no gradient reaches {', '.join(dead)} (is a zero layer or a norm in the way?)")
-    check(stream is not Stream.TOKENS or is_causal(seeds[0], x), "a position sees later ones")
+    check(stream is not Stream.TOKENS or is_causal(seeds[0], x), "a position depends on later ones; make it causal")
     trouble = stacking_trouble(seeds, x)
     check(trouble is None, f"stacked with torch.func.vmap it {trouble}")
 
 
 def stacking_trouble(seeds: list[nn.Module], x: Tensor) -> str | None:
-    """Stacked under vmap, seeds must compute what they compute alone."""
+    """Return what goes wrong when seeds run stacked under vmap, or None if they compute what they compute alone."""
     params, buffers = stack_module_state(seeds)
     try:
         stacked = vmap(lambda p, b: functional_call(seeds[0], (p, b), (x,)))(params, buffers)
     except Exception as error:
         return f"fails: {error}"
     alone = torch.stack([seed(x) for seed in seeds])
-    return None if torch.allclose(stacked, alone) else "computes something else"
+    return None if torch.allclose(stacked, alone) else "gives other results"
 
 
 def train(seed: nn.Module, x: Tensor, steps: int = 3) -> list[dict[str, float]]:
-    """A few plain steps towards a fixed target; returns the largest gradient of each parameter at each step."""
+    """Train a seed on a fixed target for a few steps, and return the largest gradient of each parameter per step."""
     target = torch.randn_like(x)
     history = []
     for _ in range(steps):
@@ -92,13 +92,13 @@ def train(seed: nn.Module, x: Tensor, steps: int = 3) -> list[dict[str, float]]:
 
 
 def dead_parameters(history: list[dict[str, float]]) -> list[str]:
-    """The parameters that got no gradient in any of the steps."""
+    """Return the names of the parameters that got no gradient in any step."""
     largest = max(max(step.values()) for step in history)
     return [n for n in history[0] if not max(step[n] for step in history) > ALIVE * largest]
 
 
 def is_causal(seed: nn.Module, x: Tensor) -> bool:
-    """Whether the first positions are the same whatever comes later."""
+    """Return whether the first positions are independent of the later ones."""
     half = x.shape[1] // 2
     other = torch.cat([x[:, :half], torch.randn_like(x[:, half:])], 1)
     return torch.allclose(seed(x)[:, :half], seed(other)[:, :half])

@@ -1,4 +1,4 @@
-"""Seeds for images and 1-D signals."""
+"""Build seeds for images and 1-D signals."""
 
 from torch import Tensor, nn
 
@@ -9,7 +9,7 @@ KERNELS = {Stream.SIGNAL: (5,), Stream.IMAGE: (3, 3)}
 
 
 class SqueezeExcite(nn.Module):
-    """Rescales whole channels by what the stream holds on average."""
+    """A learned scale for each channel, computed from the mean of the stream."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class SqueezeExcite(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scale = self.scale(x)
-        return x * scale.view(len(x), *[1] * (x.ndim - 2), -1)
+        return x * scale.view(x.shape[0], *[1] * (x.ndim - 2), -1)
 
 
 def norm(slot: SlotSpec) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Seeds for token sequences: no position looks ahead."""
+"""Build causal seeds for token sequences."""
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""Seeds for streams of vectors."""
+"""Build seeds for vectors."""
 
 from torch import Tensor, nn
 
@@ -7,7 +7,7 @@ from esper.leyline.specs import SlotSpec
 
 
 class GatedMLP(nn.Module):
-    """A hidden layer, each unit of which is opened or closed by another."""
+    """An MLP with one hidden layer whose units are multiplied by learned gates."""
 
     def __init__(self, channels: int, hidden: int) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
-"""Operations whose autograd would be several times slower than a backward written down.
+"""Implement operations on rows with backward passes that are several times faster than autograd's.
 
-Each works on rows: one row for a module alone, one for each module of a stack. Rows never mix.
+A row holds the data of one module: there is one row for a module alone, and one for each module of a stack. Rows are
+independent.
 """
 
 from esper.kasmina.kernels.births import draw

@@ -1,4 +1,4 @@
-"""Weights from keys."""
+"""Draw weights from keys."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -10,7 +10,7 @@ from esper.leyline.rng import key, uniform_at
 def draw(
     keys: Int[Tensor, " R"], names: Int[Tensor, " P"], index: Int[Tensor, " P"], bound: Float[Tensor, " P"]
 ) -> Float[Tensor, "R P"]:
-    """For each key, numbers within ±bound in single precision: the index-th of what key and name stand for."""
+    """Return weights for each key, uniform within ±bound in single precision, as determined by key, name and index."""
     if GPU and keys.is_cuda and len(keys) and len(names):
         from esper.kasmina.kernels import gpu
 

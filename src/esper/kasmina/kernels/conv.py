@@ -1,7 +1,7 @@
-"""Convolutions of rows, each with its own weights.
+"""Convolve rows, each with its own weights.
 
-On a GPU one kernel gathers the patches while it multiplies them. Elsewhere patches are copied and multiplied in
-batches, and one row alone takes torch's own convolution, which is faster for it.
+On a GPU one kernel gathers patches while it multiplies them. Elsewhere patches are copied and multiplied in batches.
+A single row takes torch's own convolution, which is faster for it.
 """
 
 # pyright: reportIncompatibleMethodOverride=false
@@ -18,7 +18,7 @@ from esper.kasmina.kernels.rows import RowFunction, alone, dense, usable
 
 
 def convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """(R, B, *space, C), (R, *kernel, C, O) to (R, B, *space / stride, O), between zeros, over one or two axes."""
+    """Convolve (R, B, *space, C) with (R, *kernel, C, O) to (R, B, *space / stride, O), with zero padding."""
     x, weight = _autocast(x, weight)
     if alone(x, weight):
         return _torchs(x, weight.squeeze(0).movedim((-1, -2), (0, 1)), stride)
@@ -26,7 +26,7 @@ def convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
 
 
 def convolve_channels(x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """The same for each channel by itself, with (R, *kernel, C)."""
+    """Convolve each channel separately, with weights (R, *kernel, C)."""
     x, weight = _autocast(x, weight)
     if alone(x, weight):
         return _torchs(x, weight.squeeze(0).movedim(-1, 0)[:, None], stride, groups=x.shape[-1])
@@ -133,17 +133,17 @@ class _DepthwiseBackward(RowFunction):
 
 
 def _after(x: Tensor, stride: int) -> tuple[int, ...]:
-    """Examples, and what a stride leaves of their space."""
+    """Return the number of examples and the size of their space after a stride."""
     return x.shape[1], *(-(-size // stride) for size in x.shape[2:-1])
 
 
 def _to_windows(weight: Tensor) -> Tensor:
-    """(R, *kernel, C), shaped to meet windows."""
+    """Reshape weights (R, *kernel, C) so that they broadcast with windows."""
     return weight.view(len(weight), *[1] * (weight.ndim - 1), *weight.shape[1:])
 
 
 def _windows(x: Tensor, kernel: Sequence[int], stride: int) -> Tensor:
-    """What each output position sees, without a copy: (R, B, *positions, *kernel, C)."""
+    """Return a view of the inputs of each output position, (R, B, *positions, *kernel, C)."""
     x = functional.pad(x, [0, 0, *(side for size in reversed(kernel) for side in (size // 2, size // 2))])
     for axis, size in enumerate(kernel, start=2):
         x = x.unfold(axis, size, stride)
@@ -151,12 +151,12 @@ def _windows(x: Tensor, kernel: Sequence[int], stride: int) -> Tensor:
 
 
 def _patches(x: Tensor, kernel: Sequence[int], stride: int) -> Tensor:
-    """The same as matrices, (R, B * positions, taps * C)."""
+    """Return the inputs of each output position as matrices, (R, B * positions, taps * C)."""
     return _windows(x, kernel, stride).flatten(-1 - len(kernel)).flatten(1, -2)
 
 
 def _scattered(windows: Tensor, shape: Sequence[int], kernel: Sequence[int], stride: int) -> Tensor:
-    """Adds windows up where they were seen: the transpose of `_windows`."""
+    """Add windows up at their positions: the transpose of `_windows`."""
     rows, batch, *space, channels = shape
     out = windows.new_zeros(rows, batch, *(size + k // 2 * 2 for size, k in zip(space, kernel, strict=True)), channels)
     positions = windows.shape[2 : 2 + len(kernel)]

@@ -1,4 +1,4 @@
-"""`blending.delta` for rows of seeds that were grafted in different ways."""
+"""Compute the deltas of rows of seeds with different grafts, as `blending.delta` does for one."""
 
 # pyright: reportIncompatibleMethodOverride=false
 
@@ -12,7 +12,7 @@ from esper.leyline.actions import Graft
 
 
 def any_delta(graft: Tensor, host: Tensor, f: Tensor, g: Tensor) -> Tensor:
-    """What each row's seed adds to its host's stream: graft (R,), host and f (R, ..., C), gate logits (R, ..., 1)."""
+    """Return each row's delta from grafts (R,), host streams and f (R, ..., C), and gate logits (R, ..., 1)."""
     return _Delta.of(graft, host, f, g)
 
 

@@ -1,4 +1,4 @@
-"""Normalisation of rows over space, with scale, shift and, if wanted, a ReLU."""
+"""Normalize rows over space, with scale, shift and an optional ReLU."""
 
 # pyright: reportIncompatibleMethodOverride=false
 
@@ -14,21 +14,21 @@ EPS = 1e-5
 
 
 def group_norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int, relu: bool) -> Tensor:
-    """Zero mean and unit variance over the positions of each group of channels, scale and shift: (R, B, *space, C).
+    """Return the group norm of (R, B, *space, C), with statistics over the positions and channels of each group.
 
-    It measures in single precision whatever the stream's own.
+    Statistics are computed in single precision at least.
     """
     if alone(x, weight, bias):
         wide = torch.promote_types(x.dtype, torch.float32)
         signal, gain, shift = (t.squeeze(0).to(wide) for t in (x, weight, bias))
-        # As a contiguous signal: for channels-last images torch's backward has died on us.
+        # As a contiguous signal: torch's backward can crash on channels-last images.
         out = functional.group_norm(signal.flatten(1, -2).mT.contiguous(), groups, gain, shift, EPS)
         return (out.relu() if relu else out).mT.reshape(x.shape).to(x.dtype)
     return _Norm.of(x, weight, bias, groups, relu)[0]
 
 
 class _Norm(RowFunction):
-    """Returns, besides the result, the mean and the reciprocal deviation of each group, for the backward."""
+    """A group norm that also returns the mean and reciprocal deviation of each group, for the backward pass."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor, groups: int, relu: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,7 +65,7 @@ class _Norm(RowFunction):
 
 
 class _NormBackward(RowFunction):
-    """(g - mean(g) - n * mean(g * n)) * scale, over the group, where n is normalised and g is grad * weight."""
+    """The gradient (g - mean(g) - n * mean(g * n)) * scale over a group; n is normalized x and g is grad * weight."""
 
     @staticmethod
     def forward(
@@ -111,7 +111,7 @@ class _NormBackward(RowFunction):
 
 
 def _grouped(x: Tensor, groups: int) -> Tensor:
-    """(examples, positions, groups, channels of a group)."""
+    """Reshape to (examples, positions, groups, channels of a group)."""
     return x.reshape(x.shape[0] * x.shape[1], -1, groups, x.shape[-1] // groups)
 
 
@@ -120,7 +120,7 @@ def _normalized(grouped: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
 
 
 def _channels_second(x: Tensor) -> Tensor:
-    """As a flat image, whose memory torch recognises as channels last: its backward goes wrong if layouts differ."""
+    """Reshape to images of height 1 in channels-last memory: torch's backward is wrong if layouts differ."""
     return x.contiguous().view(x.shape[0] * x.shape[1], 1, -1, x.shape[-1]).permute(0, 3, 1, 2)
 
 

@@ -1,4 +1,4 @@
-"""Max-pooling of rows of images."""
+"""Max-pool rows of images."""
 
 # pyright: reportIncompatibleMethodOverride=false
 
@@ -11,7 +11,7 @@ from esper.kasmina.kernels.rows import RowFunction, usable
 
 
 def max_pool(x: Tensor, height: int, width: int) -> Tensor:
-    """The largest of each block of an image, channel by channel: (R, B, height, width, C). Odd ends are left out."""
+    """Return the maximum of each block and channel of (R, B, height, width, C); incomplete blocks are dropped."""
     return _Pool.of(x, height, width)
 
 
@@ -56,5 +56,5 @@ class _PoolBackward(RowFunction):
 
 
 def _images(x: Tensor) -> Tensor:
-    """Channels first, for torch."""
+    """Reshape to torch's layout, channels first."""
     return x.flatten(0, 1).permute(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""Operations on rows, under vmap."""
+"""Define functions on rows that also run under vmap, and where GPU kernels apply."""
 
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
@@ -9,20 +9,20 @@ from torch import Tensor
 from torch.autograd import Function
 
 GPU = find_spec("triton") is not None
-"""Triton is there: torch brings it along wherever it supports CUDA."""
+"""Whether Triton is installed; torch installs it wherever it supports CUDA."""
 
 
 class RowFunction(Function):
-    """A function whose tensors, in and out, all have rows as their first axis. To vmap, more rows are only that."""
+    """An autograd function whose input and output tensors all have rows as their first axis. vmap adds rows."""
 
     @classmethod
     def of(cls, *inputs: Any) -> Any:
-        """`apply`, without its binding of arguments where nothing but autograd looks on: 0.1 ms a call on a CPU."""
+        """Call `apply`, but outside torch.func skip its binding of arguments, which takes 0.1 ms on a CPU."""
         return cls.apply(*inputs) if _transformed() else super(Function, cls).apply(*inputs)  # pyright: ignore
 
     @classmethod
     def once(cls, *inputs: Any) -> Any:
-        """The same for a backward, which nobody differentiates."""
+        """Call a backward function, which is not differentiated itself."""
         return cls.apply(*inputs) if _transformed() else cls.forward(*inputs)
 
     @classmethod
@@ -38,41 +38,41 @@ class RowFunction(Function):
         rows = next(x.shape[0 if d is None else int(d == 0)] for x, d in zip(inputs, in_dims, strict=True))
         out = cls.apply(*(stacked(x, dim) for x, dim in zip(inputs, in_dims, strict=True)))
 
-        def apart(x: Tensor | None) -> Tensor | None:
+        def unstacked(x: Tensor | None) -> Tensor | None:
             return None if x is None else x.unflatten(0, (info.batch_size, rows))
 
         if isinstance(out, tuple):
-            return tuple(apart(x) for x in out), tuple(None if x is None else 0 for x in out)
-        return apart(out), 0
+            return tuple(unstacked(x) for x in out), tuple(None if x is None else 0 for x in out)
+        return unstacked(out), 0
 
 
 def _transformed() -> bool:
-    """Whether vmap or another transform of torch.func is at work."""
+    """Return whether vmap or another transform of torch.func is active."""
     return torch._C._are_functorch_transforms_active()
 
 
 def along(row: Tensor, x: Tensor) -> Tensor:
-    """Numbers per row and channel, (R, C), shaped to meet (R, B, ..., C)."""
+    """Reshape numbers per row and channel, (R, C), so that they broadcast with (R, B, ..., C)."""
     return row.view(len(row), *[1] * (x.ndim - 2), -1)
 
 
 def dense(x: Tensor) -> Tensor:
-    """The same with every row contiguous; the rows themselves may lie anywhere, or on top of each other."""
+    """Return the tensor with every row contiguous; rows may lie anywhere, or share memory."""
     return x if x[0].is_contiguous() else x.contiguous()
 
 
 def alone(*tensors: Tensor) -> bool:
-    """Whether there is but one row, and no kernel of ours for it: torch's own operations are faster then."""
+    """Return whether there is a single row without a GPU kernel: then torch's own operations are faster."""
     return len(tensors[0]) == 1 and not _transformed() and not usable(*tensors)
 
 
 def usable(*tensors: Tensor) -> bool:
-    """Whether our own GPU kernels apply; they know no double precision."""
-    return GPU and all(x.is_cuda and x.dtype != torch.float64 for x in tensors)
+    """Return whether the Triton kernels apply: not in double precision, and not while `torch.export` traces."""
+    return GPU and all(x.is_cuda and x.dtype != torch.float64 for x in tensors) and not torch.compiler.is_exporting()
 
 
 def compiling() -> AbstractContextManager[None]:
-    """What is launched in here is not run but compiled, all kernels at once."""
+    """Compile the GPU kernels that are launched in this context, in parallel, instead of running them."""
     if not GPU:
         return nullcontext()
     from esper.kasmina.kernels import gpu

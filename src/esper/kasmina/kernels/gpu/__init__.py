@@ -1,6 +1,6 @@
-"""The same on CUDA devices, in Triton. Only channels and kernel sizes are compiled in; all else is an argument.
+"""Implement the operations on rows as Triton kernels. Only channels and kernel sizes are compiled in.
 
-Sums run in single precision and in a fixed order, so that a result does not change from run to run.
+Sums run in single precision and in a fixed order, so that results are reproducible.
 """
 
 from esper.kasmina.kernels.gpu.births import draw

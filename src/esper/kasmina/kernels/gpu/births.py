@@ -1,4 +1,4 @@
-"""Initial weights: the hash of `leyline.rng` and what is drawn from it, in one go."""
+"""Draw initial weights: the hash of `leyline.rng` and the uniform numbers from it, in one kernel."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
 
@@ -31,7 +31,7 @@ def _draw(
     MIX2: tl.constexpr,
     W: tl.constexpr,
 ):
-    """W weights of one newborn."""
+    """Draw W weights of one module."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * W + tl.arange(0, W)
     known = at < count
@@ -45,7 +45,7 @@ def _draw(
 
 
 def draw(keys: Tensor, names: Tensor, index: Tensor, bound: Tensor) -> Tensor:
-    """Weights of one module for each key, (R, P): uniform within ±bound."""
+    """Return the weights of one module for each key, (R, P), uniform within ±bound."""
     out = torch.empty(len(keys), len(names), device=keys.device)
     width = 1024
     grid = (len(keys), triton.cdiv(len(names), width))

@@ -1,4 +1,4 @@
-"""Convolutions: patches are gathered while they are multiplied."""
+"""Convolve rows; patches are gathered while they are multiplied."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
 
@@ -34,10 +34,9 @@ def _conv(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """One tile of positions and output channels of one row.
+    """Compute one tile of positions and output channels of one row.
 
-    Weight is (rows, taps, IN, OUT); BACKWARD, which runs from a convolution's output back to its input, reads what is
-    (rows, taps, OUT, IN) to it.
+    Weight is (rows, taps, IN, OUT), or (rows, taps, OUT, IN) with BACKWARD, the gradient of the input.
     """
     row = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * M + tl.arange(0, M)
@@ -95,7 +94,7 @@ def _conv_for_weight(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """One chunk of one row's positions, for a tile of its weights: out is (chunks, rows, taps * IN, OUT)."""
+    """Sum the weight gradient over one chunk of a row's positions: out is (chunks, rows, taps * IN, OUT)."""
     row = tl.program_id(2).to(tl.int64)
     tiles: tl.constexpr = (OUT + N - 1) // N
     n = (tl.program_id(0) % tiles) * N + tl.arange(0, N)
@@ -123,7 +122,7 @@ def _conv_for_weight(
 
 
 def conv(x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """(R, B, *space, IN), (R, *kernel, IN, OUT) to (R, B, *space / stride, OUT)."""
+    """Convolve (R, B, *space, IN) with (R, *kernel, IN, OUT) to (R, B, *space / stride, OUT)."""
     return _run_conv(x, weight, stride, x.new_empty(*after(x, stride), weight.shape[-1]), backward=False)
 
 

@@ -1,4 +1,4 @@
-"""Convolutions of each channel by itself."""
+"""Convolve each channel separately."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
 
@@ -31,7 +31,7 @@ def _depthwise(
     M: tl.constexpr,
     W: tl.constexpr,
 ):
-    """M positions of one row, all channels."""
+    """Compute M positions of one row, all channels."""
     row = tl.program_id(1).to(tl.int64)
     m, c = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, W)
     area = out_height * out_width
@@ -76,7 +76,7 @@ def _depthwise_for_weight(
     M: tl.constexpr,
     W: tl.constexpr,
 ):
-    """One tap over one chunk of one row's positions: out is (chunks, rows, taps, C)."""
+    """Sum the gradient of one tap over one chunk of a row's positions: out is (chunks, rows, taps, C)."""
     row, tap = tl.program_id(2).to(tl.int64), tl.program_id(0)
     c = tl.arange(0, W)
     area = out_height * out_width
@@ -98,7 +98,7 @@ def _depthwise_for_weight(
 
 
 def depthwise(x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """(R, B, *space, C), (R, *kernel, C) to (R, B, *space / stride, C)."""
+    """Convolve (R, B, *space, C) with (R, *kernel, C) to (R, B, *space / stride, C)."""
     return _run_depthwise(x, weight, stride, x.new_empty(*after(x, stride), x.shape[-1]), backward=False)
 
 

@@ -1,4 +1,4 @@
-"""Deltas of seeds that were grafted in different ways."""
+"""Compute the deltas of rows of seeds with different grafts."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
 
@@ -25,7 +25,7 @@ def _delta(
     P: tl.constexpr,
     W: tl.constexpr,
 ):
-    """P positions of one row."""
+    """Compute P positions of one row."""
     row = tl.program_id(0).to(tl.int64)
     p, c = tl.program_id(1) * P + tl.arange(0, P), tl.arange(0, W)
     at = (row * positions + p)[:, None] * C + c[None, :]
@@ -94,7 +94,7 @@ def delta_backward(grad: Tensor, graft: Tensor, host: Tensor, f: Tensor, g: Tens
 
 
 def _positions(x: Tensor) -> tuple[tuple[int, int], tuple[int, ...]]:
-    """Tiles of about a thousand numbers."""
+    """Return the grid and arguments for tiles of about 1,000 numbers."""
     positions, width = x.shape[1:-1].numel(), triton.next_power_of_2(x.shape[-1])
     tile = max(1, 1024 // width)
     return (len(x), triton.cdiv(positions, tile)), (positions, Graft.ADD, Graft.MULTIPLY, x.shape[-1], tile, width)

@@ -1,4 +1,4 @@
-"""Launching kernels, and compiling many of them at once."""
+"""Launch kernels, and compile many of them in parallel."""
 
 # pyright: reportMissingImports=false
 
@@ -23,7 +23,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """What is launched in here does not run. It is compiled, all at once, to be there when it is launched again."""
+    """Compile the kernels that are launched in this context, in parallel, instead of running them."""
     global _waiting
     calls: dict[Hashable, Callable[[], Any]] = {}
     _waiting = calls
@@ -38,10 +38,10 @@ def compiling() -> Iterator[None]:
 
 
 def _built(call: Callable[[], Any]) -> Any:
-    """A compiled kernel whose launcher is on disk.
+    """Compile a kernel and write its launcher to disk.
 
-    What is loaded here is thrown away. To Python all launchers are modules of one name, which share a place if they are
-    loaded again: side by side, a kernel could get the launcher of another.
+    The launcher loaded here is discarded. All launchers are Python modules of one name, so loading them in parallel
+    could give a kernel the launcher of another.
     """
     kernel = call()
     driver.active.launcher_cls(kernel.src, kernel.metadata)
@@ -49,7 +49,7 @@ def _built(call: Callable[[], Any]) -> Any:
 
 
 def _variant(kernel: Any, arguments: tuple[Any, ...]) -> Hashable:
-    """What Triton compiles apart."""
+    """Return the key under which Triton compiles a separate variant."""
 
     def seen(parameter: Any, x: Any) -> Hashable:
         if isinstance(x, Tensor):

@@ -1,4 +1,4 @@
-"""Norms over space, with scale, shift and ReLU."""
+"""Normalize rows over space, with scale, shift and an optional ReLU."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from esper.kasmina.kernels.gpu.launch import launch
 
 LARGEST = 1 << 15
-"""Elements of an example that a norm can hold at once."""
+"""Most elements of an example that one program can hold."""
 
 
 @triton.jit(do_not_specialize=["batch", "positions", "eps"])
@@ -34,7 +34,7 @@ def _norm(
     G: tl.constexpr,
     W: tl.constexpr,
 ):
-    """G groups of one example. C channels in each group, in a tile of W."""
+    """Normalize G groups of one example, with C channels in each group, in a tile of W."""
     example = tl.program_id(0).to(tl.int64)
     row = example // batch
     groups = tl.program_id(1) * G + tl.arange(0, G)
@@ -82,7 +82,7 @@ def _norm_backward(
     G: tl.constexpr,
     W: tl.constexpr,
 ):
-    """G groups of one example; parts are their sums for weight and bias, (2, examples, channels)."""
+    """Compute the gradient of G groups of one example; parts are sums for weight and bias, (2, examples, channels)."""
     example = tl.program_id(0).to(tl.int64)
     row = example // batch
     groups = tl.program_id(1) * G + tl.arange(0, G)

@@ -1,4 +1,4 @@
-"""Max-pooling."""
+"""Max-pool rows of images."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
 
@@ -25,7 +25,7 @@ def _pool(
     B: tl.constexpr,
     INDEX: tl.constexpr,
 ):
-    """The largest of SY × SZ pixels, in steps of as many."""
+    """Compute the maximum of each block of SY × SZ pixels."""
     at = tl.program_id(0).to(INDEX) * B + tl.arange(0, B)
     pixel, c = at // C, at % C
     z, rest = pixel % (width // SZ), pixel // (width // SZ)
@@ -53,7 +53,7 @@ def _pool_backward(
     B: tl.constexpr,
     INDEX: tl.constexpr,
 ):
-    """The gradient goes to the first of the largest."""
+    """Pass the gradient to the first maximum of each block."""
     at = tl.program_id(0).to(INDEX) * B + tl.arange(0, B)
     pixel, c = at // C, at % C
     z, rest = pixel % (width // SZ), pixel // (width // SZ)
@@ -77,7 +77,7 @@ def _index(x: Tensor) -> Any:
 
 
 def pool(x: Tensor, sides: tuple[int, int]) -> Tensor:
-    """(R, B, height, width, C), contiguous; odd last rows and columns are left out."""
+    """Max-pool a contiguous (R, B, height, width, C); incomplete blocks are dropped."""
     rows, batch, height, width, channels = x.shape
     out = x.new_empty(rows, batch, height // sides[0], width // sides[1], channels)
     launch(

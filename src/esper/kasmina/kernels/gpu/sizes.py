@@ -1,4 +1,4 @@
-"""What the kernels of convolutions have in common: sizes, tiles, and how to share out a sum."""
+"""Compute the sizes, tiles and chunks that all convolution kernels use."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
 
@@ -7,14 +7,14 @@ import triton
 from torch import Tensor
 
 PROGRAMS = 4096
-"""How many programs to spread a sum over examples on."""
+"""Number of programs over which a sum over examples is spread."""
 PRECISION = "ieee"
-"""Single precision is single precision; half precision is not touched by this."""
+"""Precision of products in float32, instead of TF32; half precision is not affected."""
 RUNTIME = ["height", "width", "out_height", "out_width", "size"]
 
 
 def sizes_of(x: Tensor, out: Tensor) -> tuple[int, ...]:
-    """Heights and widths before and after, a signal being an image of height 1, and all positions of a row."""
+    """Return height and width before and after, and the positions of a row. A signal is an image of height 1."""
     into, after = ((1, *t.shape[2:-1])[-2:] for t in (x, out))
     return *into, *after, out.shape[1] * after[0] * after[1]
 
@@ -28,7 +28,7 @@ def taps_of(kernel: torch.Size) -> tuple[int, ...]:
 
 
 def chunked(size: int, others: int) -> tuple[int, int]:
-    """How many positions to add up in one program, and how many programs that makes of them."""
+    """Return the number of positions that one program sums, and the number of programs."""
     chunks = max(1, min(PROGRAMS // others, size // 512))
     chunk = triton.cdiv(triton.cdiv(size, chunks), 64) * 64
     return chunk, triton.cdiv(size, chunk)
