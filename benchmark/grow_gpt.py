@@ -132,7 +132,8 @@ def main() -> None:
     asked = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cuda.matmul.allow_tf32 = True
-    data = torch.from_numpy(np.frombuffer(lzma.open(asked.corpus).read(), np.uint8).copy()).to(device)
+    text = np.frombuffer(lzma.decompress(asked.corpus.read_bytes()), np.uint8)
+    data = torch.from_numpy(text.copy()).to(device)
     cut = int(0.97 * len(data))
     for seed in asked.seeds:
         for arm in asked.arms:

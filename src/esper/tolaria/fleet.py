@@ -203,7 +203,7 @@ class Fleet:
                     p.copy_(stacked[name][row])
                 host.slot(kind.slot).plant(seed)
         for s in range(len(self.slots)):
-            host.slot(s).alpha.copy_(self.state.alpha[n, s])
+            host.slot(s).alpha = self.state.alpha[n, s]
         return host
 
     def growth(self, state: SlotState) -> Float[Tensor, " N"]:
