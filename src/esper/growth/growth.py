@@ -149,7 +149,7 @@ def grow(
     return growth
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrapped(model: Any) -> nn.Module:
     """Return the user's own module: what `torch.compile` and `DistributedDataParallel` wrap; refuse other wrappers."""
     if not isinstance(model, nn.Module):
         raise EsperError(f"model must be a torch.nn.Module, not {type(model).__name__}")
