@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from esper.growth.chains import Chain, Refusal, find_chains
 from esper.growth.compute import Call, signature, step_flops
+from esper.growth.distributed import SharedGradients, is_distributed
 from esper.growth.optimizers import check_optimizer, join_as_copies, leave, rename_groups
 from esper.growth.policies import Deepen, Policy, named_policy
 from esper.growth.saving import save
@@ -179,7 +180,7 @@ def base_of(model: nn.Module) -> dict[str, list[int]]:
 
 def agreed(value: Tensor, largest: bool = False) -> float:
     """Read a number from its device; the mean, or the largest, over all processes of a distributed run."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if is_distributed():
         value = value.clone()
         dist.all_reduce(value, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
         value = value if largest else value / dist.get_world_size()
@@ -214,6 +215,7 @@ class Growth:
         self.births: list[Birth] = []
         self.log: list[Event] = []
         self.base = base_of(model)
+        self.shared = SharedGradients()
         self.steps, self.spent, self.step_cost, self.is_finished = 0, 0, 0, False
         self.governed = True
         self.peaks = [group["lr"] for group in optimizer.param_groups]
@@ -472,6 +474,8 @@ class Growth:
         rename_groups(self.optimizer, self.model)
         birth = Birth(chain, twins, before, list(counts), list(copies), alpha, step, blend)
         self.births.append(birth)
+        if is_distributed():
+            self.shared.add(birth.parameters)
         return birth
 
     def replay(self, manifest: dict[str, Any]) -> None:
@@ -524,6 +528,7 @@ class Growth:
         for twin in birth.twins:
             detach(twin)
         leave(self.optimizer, birth.parameters)
+        self.shared.remove(birth.parameters)
         arrange(birth.chain, birth.before)
         rename_groups(self.optimizer, self.model)
         self.births.remove(birth)
@@ -548,6 +553,7 @@ class Growth:
                 self._settle(birth)
         if self._handle is not None:
             self._handle.remove()
+        self.shared.remove(list(self.shared.parameters))
         self.model.__dict__.pop(GROWN, None)
         if not self.is_finished:
             self._note("finish")
