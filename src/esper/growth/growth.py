@@ -28,7 +28,7 @@ from esper.growth.policies import Deepen, Policy, named_policy
 from esper.growth.saving import save
 from esper.growth.snapshots import Snapshot
 from esper.growth.trace import verify
-from esper.growth.twins import arrange, attach, copy_block, detach
+from esper.growth.twins import arrange, attach, copy_block, detach, settle
 from esper.leyline.errors import EsperError
 
 GROWN = "_esper_growth"
@@ -401,7 +401,7 @@ class Growth:
 
     def _settle(self, birth: Birth, quiet: bool = False) -> None:
         for twin in birth.twins:
-            detach(twin)
+            settle(twin)
         birth.done = True
         if not quiet:
             self._note("blended", birth.chain.name)
@@ -455,6 +455,7 @@ class Growth:
 
     def _plant(self, chain: Chain, counts: Sequence[int], step: int, blend: int) -> Birth:
         """Plant twins behind the blocks of a chain, silent, with copies of the optimizer's state."""
+        self._detach_done()
         before, alpha = chain.blocks, self._silence(chain)
         blocks: list[nn.Module] = []
         twins: list[nn.Module] = []
@@ -477,6 +478,11 @@ class Growth:
         if is_distributed():
             self.shared.add(birth.parameters)
         return birth
+
+    def _detach_done(self) -> None:
+        """Make twins that are blended in plain blocks."""
+        for twin in (twin for birth in self.births if birth.done for twin in birth.twins):
+            detach(twin)
 
     def replay(self, manifest: dict[str, Any]) -> None:
         """Regrow the structure of a saved growth, and take over its counters; done by `resume`."""
@@ -551,6 +557,7 @@ class Growth:
             if not birth.done:
                 birth.alpha.fill_(1.0)
                 self._settle(birth)
+        self._detach_done()
         if self._handle is not None:
             self._handle.remove()
         self.shared.remove(list(self.shared.parameters))
