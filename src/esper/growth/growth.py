@@ -22,12 +22,13 @@ from torch.utils._pytree import tree_leaves
 
 from esper.growth.chains import Chain, Refusal, find_chains
 from esper.growth.compute import Call, signature, step_flops
+from esper.growth.distributed import SharedGradients, is_distributed
 from esper.growth.optimizers import check_optimizer, join_as_copies, leave, rename_groups
 from esper.growth.policies import Deepen, Policy, named_policy
 from esper.growth.saving import save
 from esper.growth.snapshots import Snapshot
 from esper.growth.trace import verify
-from esper.growth.twins import arrange, attach, copy_block, detach
+from esper.growth.twins import arrange, attach, copy_block, detach, settle
 from esper.leyline.errors import EsperError
 
 GROWN = "_esper_growth"
@@ -149,7 +150,7 @@ def grow(
     return growth
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrapped(model: Any) -> nn.Module:
     """Return the user's own module: what `torch.compile` and `DistributedDataParallel` wrap; refuse other wrappers."""
     if not isinstance(model, nn.Module):
         raise EsperError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -179,7 +180,7 @@ def base_of(model: nn.Module) -> dict[str, list[int]]:
 
 def agreed(value: Tensor, largest: bool = False) -> float:
     """Read a number from its device; the mean, or the largest, over all processes of a distributed run."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if is_distributed():
         value = value.clone()
         dist.all_reduce(value, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
         value = value if largest else value / dist.get_world_size()
@@ -214,6 +215,7 @@ class Growth:
         self.births: list[Birth] = []
         self.log: list[Event] = []
         self.base = base_of(model)
+        self.shared = SharedGradients()
         self.steps, self.spent, self.step_cost, self.is_finished = 0, 0, 0, False
         self.governed = True
         self.peaks = [group["lr"] for group in optimizer.param_groups]
@@ -399,7 +401,7 @@ class Growth:
 
     def _settle(self, birth: Birth, quiet: bool = False) -> None:
         for twin in birth.twins:
-            detach(twin)
+            settle(twin)
         birth.done = True
         if not quiet:
             self._note("blended", birth.chain.name)
@@ -453,6 +455,7 @@ class Growth:
 
     def _plant(self, chain: Chain, counts: Sequence[int], step: int, blend: int) -> Birth:
         """Plant twins behind the blocks of a chain, silent, with copies of the optimizer's state."""
+        self._detach_done()
         before, alpha = chain.blocks, self._silence(chain)
         blocks: list[nn.Module] = []
         twins: list[nn.Module] = []
@@ -472,7 +475,14 @@ class Growth:
         rename_groups(self.optimizer, self.model)
         birth = Birth(chain, twins, before, list(counts), list(copies), alpha, step, blend)
         self.births.append(birth)
+        if is_distributed():
+            self.shared.add(birth.parameters)
         return birth
+
+    def _detach_done(self) -> None:
+        """Make twins that are blended in plain blocks."""
+        for twin in (twin for birth in self.births if birth.done for twin in birth.twins):
+            detach(twin)
 
     def replay(self, manifest: dict[str, Any]) -> None:
         """Regrow the structure of a saved growth, and take over its counters; done by `resume`."""
@@ -524,6 +534,7 @@ class Growth:
         for twin in birth.twins:
             detach(twin)
         leave(self.optimizer, birth.parameters)
+        self.shared.remove(birth.parameters)
         arrange(birth.chain, birth.before)
         rename_groups(self.optimizer, self.model)
         self.births.remove(birth)
@@ -546,8 +557,10 @@ class Growth:
             if not birth.done:
                 birth.alpha.fill_(1.0)
                 self._settle(birth)
+        self._detach_done()
         if self._handle is not None:
             self._handle.remove()
+        self.shared.remove(list(self.shared.parameters))
         self.model.__dict__.pop(GROWN, None)
         if not self.is_finished:
             self._note("finish")

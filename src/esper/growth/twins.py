@@ -12,19 +12,24 @@ from esper.leyline.errors import EsperError
 
 ALPHA = "_esper_alpha"
 HOOK = "_esper_blend"
+DONE = "_esper_done"
+"""Attributes of a twin until it is detached: its weight, the hook that blends it in, whether it has arrived."""
 
 
 def blend(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
     """Mix a twin's output with its input: input + alpha * (output - input). At alpha 0 that is the input, bit for bit.
 
-    Alpha is a tensor, so that a compiled model reads its present value and is not compiled again.
+    Alpha is a tensor, so that a compiled model reads its present value and is not compiled again. For the same reason
+    a twin keeps this hook at alpha 1 until the structure changes anyway; outside of compiled code it does nothing then.
     """
+    if not torch.compiler.is_compiling() and module.__dict__[DONE]:
+        return None
     alpha: Tensor = getattr(module, ALPHA)
     x, y = stream_of(args, kwargs), stream_in(output)
     assert x is not None
     assert y is not None
-    weight = alpha.to(y.dtype)
-    mixed = torch.where(alpha > 0, x + weight * (y - x), x.to(y.dtype))
+    x = x.to(y.dtype)
+    mixed = torch.where(alpha > 0, torch.lerp(x, y, alpha.to(y.dtype)), x)  # lerp is exact at alpha 1
     return mixed if isinstance(output, Tensor) else type(output)((mixed, *output[1:]))
 
 
@@ -49,12 +54,18 @@ def attach(twin: nn.Module, alpha: Tensor) -> None:
     """Let a twin be heard with this weight."""
     twin.register_buffer(ALPHA, alpha, persistent=False)
     handle = twin.register_forward_hook(blend, with_kwargs=True)
-    object.__setattr__(twin, HOOK, handle)
+    twin.__dict__ |= {HOOK: handle, DONE: False}
+
+
+def settle(twin: nn.Module) -> None:
+    """Let a twin be heard in full: its alpha is 1."""
+    twin.__dict__[DONE] = True
 
 
 def detach(twin: nn.Module) -> None:
     """Make a twin a plain block: no hook, no buffer."""
     handle = twin.__dict__.pop(HOOK, None)
+    twin.__dict__.pop(DONE, None)
     if handle is not None:
         handle.remove()
     twin._buffers.pop(ALPHA, None)
