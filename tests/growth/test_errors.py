@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from conftest_growth import GPT, WIDTH, Block, nested
 from esper.growth import Deepen, Growth, grow, resume
 from esper.growth.chains import find_chains
-from esper.growth.growth import unwrapped
 from esper.growth.optimizers import check_optimizer
 from esper.growth.trace import verify
+from esper.growth.wrappers import unwrapped
 from esper.leyline.errors import EsperError, FileError
 
 X = torch.randint(32, (2, 8), generator=torch.Generator().manual_seed(0))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from conftest_growth import KINDS, Kind, bits, run
 from esper.growth import Growth, grow, resume
-from esper.growth.growth import as_call
+from esper.growth.compute import as_call
 
 OPTIMIZERS = {
     "adamw": lambda ps: torch.optim.AdamW(ps, 1e-2),

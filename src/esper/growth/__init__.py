@@ -1,7 +1,8 @@
 """Grow a user's own model while it trains."""
 
-from esper.growth.growth import Event, Growth, grow
+from esper.growth.growth import Growth, grow
 from esper.growth.policies import Deepen, Doubling, Plateau
+from esper.growth.records import Event
 from esper.growth.saving import resume
 from esper.growth.schedules import WarmupStableDecay
 

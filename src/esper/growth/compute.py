@@ -1,18 +1,32 @@
 """Count the floating-point operations of a training step on the real model, without running it."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
+from esper.leyline.errors import EsperError
+
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a model's forward pass."""
+
+
+MOST_SHAPES = 16
+"""Different input shapes that are counted exactly; others are estimated from the number of their elements."""
+
+
+def as_call(example: Any) -> Call:
+    """Return an example as positional and keyword arguments."""
+    if isinstance(example, dict):
+        return (), example
+    return (tuple(example) if isinstance(example, tuple | list) else (example,)), {}
 
 
 def signature(call: Call) -> tuple[Any, ...]:
@@ -71,3 +85,63 @@ def step_flops(model: nn.Module, call: Call) -> int:
 def _plain(output: Any) -> Any:
     """Turn outputs of `transformers` (ordered dictionaries with attributes) into plain values."""
     return list(output.values()) if hasattr(output, "values") and not isinstance(output, Tensor) else output
+
+
+class Meter:
+    """Counts the operations of every optimizer step, from the inputs that the model is called with in training."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.calls: list[Call] = []
+        """Training calls since the last optimizer step; several with gradient accumulation."""
+        self.step_cost = 0
+        self._last: tuple[Call, int] | None = None
+        self._costs: dict[tuple[Any, ...], int] = {}
+
+    def listen(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note a call of the model; a forward pre-hook."""
+        if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()):
+            return
+        if not any(isinstance(x, FakeTensor) for x in tree_leaves((args, kwargs))):  # a count, not a training step
+            self.calls.append((args, kwargs))
+
+    def set(self, call: Call) -> None:
+        """Take one call of this kind as an optimizer step."""
+        self._last, self.step_cost = (call, 1), self._cost(call)
+
+    def charge(self) -> int:
+        """Return the operations of the optimizer step that has just been made.
+
+        Raises:
+            EsperError: If the model has never been called in training mode.
+        """
+        calls, self.calls = self.calls, []
+        if calls:
+            self._last, self.step_cost = (calls[-1], len(calls)), sum(map(self._cost, calls))
+        if not self.step_cost:
+            raise EsperError("the model was not called in training mode before step: pass example= to grow")
+        return self.step_cost
+
+    def recount(self) -> None:
+        """Count a step again after the structure has changed."""
+        self._costs = {}
+        if self._last is not None:
+            call, times = self._last
+            self.step_cost = times * self._cost(call)
+
+    def _cost(self, call: Call) -> int:
+        shapes = signature(call)
+        if shapes not in self._costs:
+            self._costs[shapes] = self._estimate(shapes) or step_flops(self.model, call)
+        return self._costs[shapes]
+
+    def _estimate(self, shapes: tuple[Any, ...]) -> int | None:
+        """Scale the cost of known inputs by the number of elements once there are many different shapes."""
+        if len(self._costs) < MOST_SHAPES:
+            return None
+
+        def elements(of: tuple[Any, ...]) -> int:
+            return max(sum(math.prod(shape) for shape in of if shape is not None), 1)
+
+        nearest = min(self._costs, key=lambda other: abs(elements(other) - elements(shapes)))
+        return round(self._costs[nearest] * elements(shapes) / elements(nearest))

@@ -8,31 +8,27 @@ operations that it takes, and the run ends when its budget is spent.
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from esper.growth.chains import Chain, Refusal, find_chains
-from esper.growth.compute import Call, signature, step_flops
+from esper.growth.compute import Call, Meter, as_call
 from esper.growth.distributed import SharedGradients, is_distributed
 from esper.growth.optimizers import check_optimizer, join_as_copies, leave, rename_groups
 from esper.growth.policies import Deepen, Policy, named_policy
+from esper.growth.records import Birth, Event
 from esper.growth.saving import save
 from esper.growth.snapshots import Snapshot
 from esper.growth.trace import verify
 from esper.growth.twins import arrange, attach, copy_block, detach, settle
+from esper.growth.wrappers import GROWN, unwrapped
 from esper.leyline.errors import EsperError
 
-GROWN = "_esper_growth"
-"""Attribute of a model that is being grown."""
 BLEND = 0.03
 """Share of the budget's steps, at the size the model begins with, over which a twin is blended in."""
 READ_EVERY = 10
@@ -43,48 +39,6 @@ DIVERGED = 2.0
 """Times the average loss before a birth at which training counts as diverged."""
 WATCHED = 2
 """Times the length of a blend for which a birth is watched."""
-MOST_SHAPES = 16
-"""Different input shapes that are counted exactly; others are estimated from the number of their elements."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happened to a model while it grew."""
-
-    kind: str
-    """attach, deepen, blended, undo, rollback or finish."""
-    step: int
-    progress: float
-    """Share of the budget spent."""
-    flops: int
-    """Operations spent so far."""
-    parameters: int
-    loss: float | None
-    depth: dict[str, int]
-    """Blocks of each chain."""
-    detail: str = ""
-
-
-@dataclass(eq=False)
-class Birth:
-    """Twins that were planted together."""
-
-    chain: Chain
-    twins: list[nn.Module]
-    before: list[nn.Module]
-    """The chain's blocks before."""
-    counts: list[int]
-    """Twins behind each of those blocks."""
-    parameters: list[nn.Parameter]
-    alpha: Tensor
-    step: int
-    blend: int
-    """Steps from alpha 0 to 1."""
-    done: bool = False
-    snapshot: Snapshot | None = None
-    """The model just before, while the birth is being watched."""
-    usual: float = math.inf
-    """Average loss just before."""
 
 
 def grow(
@@ -150,29 +104,6 @@ def grow(
     return growth
 
 
-def unwrapped(model: Any) -> nn.Module:
-    """Return the user's own module: what `torch.compile` and `DistributedDataParallel` wrap; refuse other wrappers."""
-    if not isinstance(model, nn.Module):
-        raise EsperError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-    if isinstance(model, DataParallel):
-        raise EsperError("DataParallel cannot be grown: use DistributedDataParallel, or pass its module")
-    if isinstance(model, DistributedDataParallel):
-        model = model.module
-    inner = getattr(model, "_orig_mod", model)
-    if any(type(module).__name__.startswith(("FullyShardedDataParallel", "FSDP")) for module in inner.modules()):
-        raise EsperError("a model sharded by FSDP cannot be grown: grow it before it is sharded, and finish first")
-    if GROWN in inner.__dict__:
-        raise EsperError("this model is being grown already: call finish() on the first growth before another")
-    return inner
-
-
-def as_call(example: Any) -> Call:
-    """Return an example as positional and keyword arguments."""
-    if isinstance(example, dict):
-        return (), example
-    return (tuple(example) if isinstance(example, tuple | list) else (example,)), {}
-
-
 def base_of(model: nn.Module) -> dict[str, list[int]]:
     """Return the shapes of a model's tensors: what its constructor makes."""
     return {name: list(x.shape) for name, x in model.state_dict().items() if isinstance(x, Tensor)}
@@ -216,7 +147,7 @@ class Growth:
         self.log: list[Event] = []
         self.base = base_of(model)
         self.shared = SharedGradients()
-        self.steps, self.spent, self.step_cost, self.is_finished = 0, 0, 0, False
+        self.steps, self.spent, self.is_finished = 0, 0, False
         self.governed = True
         self.peaks = [group["lr"] for group in optimizer.param_groups]
         self.loss: Tensor | None = None
@@ -224,9 +155,7 @@ class Growth:
         """Exponential average of the training loss, on its device."""
         self.metric: float | None = None
         self._worst: Tensor | None = None
-        self._costs: dict[tuple[Any, ...], int] = {}
-        self._calls: list[Call] = []
-        self._call: Call | None = None
+        self.meter = Meter(model)
         self._handle: Any = None
         self._verified = False
 
@@ -234,6 +163,11 @@ class Growth:
     def progress(self) -> float:
         """Share of the budget spent, from 0 to 1."""
         return min(self.spent / self.budget, 1.0) if self.budget else 0.0
+
+    @property
+    def step_cost(self) -> int:
+        """Operations of the latest optimizer step, at the model's present size."""
+        return self.meter.step_cost
 
     @property
     def done(self) -> bool:
@@ -257,15 +191,9 @@ class Growth:
     def attach(self, quiet: bool = False) -> None:
         """Listen to the inputs of the model; done by `grow` and `resume`."""
         object.__setattr__(self.model, GROWN, self)
-        self._handle = self.model.register_forward_pre_hook(self._listen, with_kwargs=True)
+        self._handle = self.model.register_forward_pre_hook(self.meter.listen, with_kwargs=True)
         if not quiet:
             self._note("attach")
-
-    def _listen(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()):
-            return
-        if not any(isinstance(x, FakeTensor) for x in tree_leaves((args, kwargs))):  # a count of operations
-            self._calls.append((args, kwargs))
 
     def see(self, call: Call) -> None:
         """Check the chains against real inputs, and set the budget from the cost of a step."""
@@ -273,8 +201,8 @@ class Growth:
         self.refusals += refused
         if not self.chains:
             raise EsperError(_nothing_to_grow(self.refusals))
-        self._verified, self._call = True, call
-        self.step_cost = self._cost(call)
+        self._verified = True
+        self.meter.set(call)
         if self.budget is None:
             assert self.total is not None
             self.budget = self.total * self.step_cost
@@ -296,7 +224,9 @@ class Growth:
         if self.done:
             raise EsperError("the budget is spent: stop when growth.done is true")
         self.loss = loss.detach() if isinstance(loss, Tensor) else None if loss is None else torch.tensor(float(loss))
-        self._charge()
+        if self.meter.calls and not self._verified:
+            self.see(self.meter.calls[0])
+        self.spent += self.meter.charge()
         self.steps += 1
         self._remember_rates()
         self._move_blends()
@@ -354,42 +284,6 @@ class Growth:
         snapshot.restore(self.chains, self.optimizer)
         rename_groups(self.optimizer, self.model)
         self._note("rollback", f"{birth.chain.name}: loss {worst:.3g} after a birth at {birth.usual:.3g}")
-
-    def _charge(self) -> None:
-        calls, self._calls = self._calls, []
-        if calls and not self._verified:
-            self.see(calls[0])
-        if not calls and not self.step_cost:
-            raise EsperError("the model was not called in training mode before step: pass example= to grow")
-        if calls:
-            self._call, self.step_cost = calls[-1], sum(map(self._cost, calls))
-        self.spent += self.step_cost
-
-    def _cost(self, call: Call) -> int:
-        shapes = signature(call)
-        if shapes not in self._costs:
-            self._costs[shapes] = self._estimate(shapes) or step_flops(self.model, call)
-        return self._costs[shapes]
-
-    def _estimate(self, shapes: tuple[Any, ...]) -> int | None:
-        """Scale the cost of known inputs by the number of elements once there are many different shapes."""
-        if len(self._costs) < MOST_SHAPES:
-            return None
-
-        def elements(of: tuple[Any, ...]) -> int:
-            return max(sum(math.prod(shape) for shape in of if shape is not None), 1)
-
-        nearest = min(self._costs, key=lambda other: abs(elements(other) - elements(shapes)))
-        return round(self._costs[nearest] * elements(shapes) / elements(nearest))
-
-    def _recount(self) -> None:
-        """Count a step again after the structure has changed."""
-        before, calls = self._costs, 1
-        if self._call is not None and signature(self._call) in before:
-            calls = max(1, round(self.step_cost / before[signature(self._call)]))
-        self._costs = {}
-        if self._call is not None:
-            self.step_cost = calls * self._cost(self._call)
 
     def _move_blends(self) -> None:
         for birth in self.births:
@@ -449,7 +343,7 @@ class Growth:
         birth = self._plant(chain, counts, self.steps, self.blend)
         birth.snapshot = snapshot
         birth.usual = math.inf if self.average is None else agreed(self.average)
-        self._recount()
+        self.meter.recount()
         self._note("deepen", f"{chain.name}: {len(birth.before)} to {len(chain.blocks)} blocks")
         return True
 
@@ -494,7 +388,8 @@ class Growth:
                 self._settle(birth, quiet=True)
             else:
                 birth.alpha.fill_(min(1.0, (manifest["steps"] - birth.step) / birth.blend))
-        for name in ("spent", "steps", "step_cost", "peaks"):
+        self.meter.step_cost = manifest["step_cost"]
+        for name in ("spent", "steps", "peaks"):
             setattr(self, name, manifest[name])
         self.average = None if manifest["average"] is None else torch.tensor(manifest["average"])
         self.log = [Event(**event) for event in manifest["log"]]
@@ -538,7 +433,7 @@ class Growth:
         arrange(birth.chain, birth.before)
         rename_groups(self.optimizer, self.model)
         self.births.remove(birth)
-        self._recount()
+        self.meter.recount()
 
     def save(self, folder: str | Path) -> None:
         """Write model, optimizer and structure into a folder, from which `esper.resume` goes on identically.

@@ -155,8 +155,9 @@ def resume(
         FileError: If the folder is missing, damaged, or does not fit the model or the optimizer. The model is
             unchanged then.
     """
-    from esper.growth.growth import Growth, base_of, unwrapped
+    from esper.growth.growth import Growth, base_of
     from esper.growth.policies import restored_policy
+    from esper.growth.wrappers import unwrapped
 
     folder = Path(folder)
     manifest = read_manifest(folder)
