@@ -180,7 +180,7 @@ def test_a_final_exam_is_never_forgotten(run, tmp_path, capsys):
     main(["exam", str(run), str(other), "--hosts", "3", *FINAL, "--out", str(out)])
     said = capsys.readouterr().out
     assert "3 fresh hosts" in said
-    assert "2 trainings of learned: 12 decisions" in said
+    assert "2 trainings of learned took 12 decisions" in said
     assert str(out / "report.html") in said
     assert not (run / "exams.jsonl").exists()
     (held,) = [json.loads(line) for line in (out / "exams.jsonl").read_text().splitlines()]
