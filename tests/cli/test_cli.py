@@ -14,7 +14,7 @@ from rich.console import Console
 
 from esper.cli import main
 from esper.cli.commands import parse
-from esper.cli.look import Exam, cost, few
+from esper.cli.exam import Exam, cost, few
 from esper.cli.sizes import size_in_bytes
 from esper.leyline.errors import EsperError
 from esper.recipes import Recipe, recipe
@@ -36,7 +36,7 @@ def test_bench_fleet_prints_one_json_object(capsys):
     ways = [(row["way"], row["hosts"], row["seeds"]) for row in found["rows"]]
     assert ways == [("loop", 4, "none"), ("fleet", 2, "none"), ("fleet", 2, "live")]
     for row in found["rows"]:
-        assert row["work"] == "mnist1d"
+        assert row["workload"] == "mnist1d"
         assert row["samples_per_s"] > 0
         assert row["ratio"] == pytest.approx(row["samples_per_s"] / found["rows"][0]["samples_per_s"], abs=0.01)
 
@@ -57,8 +57,8 @@ def test_bench_ppo_prints_one_json_object(capsys):
     ("arguments", "message"),
     [
         (["bench", "ppo", "--hosts", "0"], "hosts must be at least 1"),
-        (["bench", "ppo", "--minibatches", "9"], "minibatches (9) hold whole lives, and there are only 8"),
-        (["bench", "fleet", "--work", "nist"], "unknown work 'nist': did you mean 'mnist1d'?"),
+        (["bench", "ppo", "--minibatches", "9"], "minibatches (9) hold whole episodes, and there are only 8"),
+        (["bench", "fleet", "--workload", "nist"], "unknown workload 'nist': did you mean 'mnist1d'?"),
         (["bench", "fleet", "--hosts", "0"], "hosts must be positive"),
         (["bench", "fleet", "--device", "gpu7"], "device 'gpu7' is none that torch knows"),
         (["bench", "fleet", "--quick", "--memory-budget", "lots"], "memory_budget must be a size such as 2GB"),
@@ -351,7 +351,7 @@ def test_without_a_run_the_controller_that_comes_along_is_examined_and_the_exam_
 
 
 def test_where_no_controller_comes_along_a_run_is_asked_for(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("esper.cli.look.SHIPPED", tmp_path / "none")
+    monkeypatch.setattr("esper.cli.exam.SHIPPED", tmp_path / "none")
     with pytest.raises(SystemExit):
         main(["exam"])
     assert "brings no controller along: name a RUN" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from esper.cli.look import show_exam
+from esper.cli.console import show_exam
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.leyline.state import NO_BLUEPRINT

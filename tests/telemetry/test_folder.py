@@ -12,7 +12,8 @@ from dataclasses import replace
 import pytest
 
 from esper.cli import main
-from esper.cli.look import Exam, Report
+from esper.cli.exam import Exam
+from esper.cli.report import Report
 from esper.cli.train import Resume, Train
 from esper.leyline.errors import EsperError, FileError
 from esper.telemetry import RunFolder

@@ -21,7 +21,9 @@ from rich.live import Live
 from rich.table import Table
 from tyro.conf import OmitArgPrefixes
 
-from esper.cli.look import cost, show_exam, write_report
+from esper.cli.console import show_exam
+from esper.cli.exam import cost
+from esper.cli.report import write_report
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.json_records import jsonable
 from esper.leyline.reports import UpdateReport
