@@ -15,7 +15,7 @@ from esper.cli.bench_fleet import BenchFleet
 from esper.cli.bench_ppo import BenchPPO
 from esper.cli.bench_precision import BenchPrecision
 from esper.cli.look import Exam, Report, Watch
-from esper.cli.train import Recipes, Resume, Train
+from esper.cli.train import Recipes, Resume, Train, print_recipe_help
 from esper.kasmina import blueprint, blueprint_names
 from esper.leyline.specs import Stream
 from esper.tasks import task_names
@@ -86,6 +86,10 @@ def parse(arguments: Sequence[str]) -> AnyCommand:
         "config": (OmitArgPrefixes, OmitSubcommandPrefixes),
     }
     if "train" in arguments[:1]:
+        named = [argument for argument in arguments[1:] if not argument.startswith("-")][:1]
+        if named and {"-h", "--help"} & set(arguments):
+            print_recipe_help(named[0])
+            raise SystemExit(0)
         known, rest = tyro.cli(Command, args=list(arguments), return_unknown_args=True, **options)  # pyright: ignore
         return replace(known, changes=tuple(rest))
     found = tyro.cli(Command, args=list(arguments), **options)  # pyright: ignore[reportCallIssue]
