@@ -293,10 +293,10 @@ def test_the_more_settings_the_coarser_a_quick_exam():
 
 
 def test_a_quick_exam_takes_a_few_settings_of_many():
-    for name, places in {"spirals": [0], "general": [0, 2, 4, 7, 9, 11], "practice": [0, 5, 10, 15, 20, 25]}.items():
+    for name, places in {"spirals": [0], "general": [0, 5, 10, 15, 20, 25]}.items():
         fleets = recipe(name).fleets
         assert few(fleets) == [fleets[n] for n in places]
-    assert few(recipe("general").fleets, most=14) == list(recipe("general").fleets)
+    assert few(recipe("general").fleets, most=30) == list(recipe("general").fleets)
 
 
 def test_a_quick_exam_says_which_settings_it_leaves_out():

@@ -15,7 +15,8 @@ Learner = Literal["esper", "sb3_recurrent", "sb3_maskable"]
 class BenchFleet:
     """Measure how fast hosts train, one by one and as a fleet.
 
-    One by one means plain PyTorch, on a GPU also with CUDA streams and with CUDA graphs. Ratios are to plain PyTorch in fp32 on the same workload.
+    One by one means plain PyTorch, on a GPU also with CUDA streams and with CUDA graphs. Ratios are to plain PyTorch in
+    fp32 on the same workload.
     """
 
     device: str | None = None
@@ -26,8 +27,7 @@ class BenchFleet:
     hosts: tuple[int, ...] | None = None
     """Fleet sizes to measure. Default: 1 4 16 64, on a GPU also 256 1024."""
     seeds: tuple[Seeds, ...] = ("none", "one", "full", "live")
-    """Seeds in each host: none; one; full, one in every slot; live, random legal actions in staggered episodes, start-up
-    included."""
+    """Seeds in each host: none; one; full: one in every slot; live: random legal actions in staggered episodes."""
     precision: tuple[Precision, ...] | None = None
     """Precisions to measure. Default: fp32, on a GPU also bf16."""
     decisions: int | None = None
@@ -51,7 +51,8 @@ class BenchFleet:
 class BenchPPO:
     """Measure one PPO update beside those of sb3-contrib.
 
-    3 slots and 13 blueprints, an LSTM of 512, one epoch, one thread, equal minibatches. Ratios are to RecurrentPPO with a shared LSTM.
+    3 slots and 13 blueprints, an LSTM of 512, one epoch, one thread, equal minibatches. Ratios are to RecurrentPPO with
+    a shared LSTM.
     """
 
     device: str = "cpu"

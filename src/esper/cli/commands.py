@@ -123,6 +123,12 @@ def _parse_one(kind: Any, prog: str, rest: Sequence[str], arguments: Sequence[st
 
     options: dict[str, Any] = {"prog": prog, "description": getdoc(kind), "config": (tyro.conf.OmitArgPrefixes,)}
     if prog == "esper train":
+        names = [argument for argument in rest if not argument.startswith("-")]
+        if names and {*HELP} & {*rest}:
+            from esper.cli.train import print_recipe_help
+
+            print_recipe_help(names[0])
+            raise SystemExit(0)
         command, changes = tyro.cli(kind, args=list(rest), return_unknown_args=True, **options)
         return replace(command, changes=tuple(changes))
     command = tyro.cli(kind, args=list(rest), **options)
@@ -134,11 +140,8 @@ def _parse_all(arguments: Sequence[str]) -> Runnable:
     import tyro
 
     def union(commands: Mapping[str, Command | Group]) -> Any:
-        return Union[
-            tuple(
-                Annotated[union(c.commands) if isinstance(c, Group) else c.load(), tyro.conf.subcommand(name)]
-                for name, c in commands.items()
-            )
-        ]
+        kinds = (union(c.commands) if isinstance(c, Group) else c.load() for c in commands.values())
+        named = [Annotated[kind, tyro.conf.subcommand(name)] for kind, name in zip(kinds, commands, strict=True)]
+        return Union[tuple(named)]  # noqa: UP007
 
     return tyro.cli(union(COMMANDS), args=list(arguments), prog="esper", config=(tyro.conf.OmitArgPrefixes,))
