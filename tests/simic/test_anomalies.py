@@ -12,16 +12,17 @@ from esper.simic.anomalies import HEADS, AnomalyDetector, Bounds, gradient_healt
 from small_fleets import controller_for, make_env
 
 HEAD = {"samples": 10, "approx_kl": 0.01, "clip_fraction": 0.1, "entropy": 0.5, "ratio_min": 0.8, "ratio_max": 1.2}
+UNUSED = dict.fromkeys(HEAD, None) | {"samples": 0}
 
 
-def report(update: int = 0, gradient: float = 1.0, heads: dict | None = None, **values) -> UpdateReport:
+def report(update: int = 0, grad_norm: float = 1.0, heads: dict | None = None, **values) -> UpdateReport:
     needed = [f for f in dataclasses.fields(UpdateReport) if f.default is dataclasses.MISSING]
     numbers = {f.name: 1 if f.type is int else 0.1 for f in needed}
     rows = tuple(
         HeadReport(name=name, grad_norm=1.0, grad_norm_clipped=0.5, **(HEAD | (heads or {}).get(name, {})))
         for name in HEADS
     )
-    numbers |= {"update": update, "gradient": gradient, "heads": rows, "ops": {}, "seconds": {}, "stopped": None}
+    numbers |= {"update": update, "grad_norm": grad_norm, "heads": rows, "ops": {}, "seconds": {}, "stopped": None}
     return UpdateReport(**(numbers | values))
 
 
@@ -31,7 +32,7 @@ SICK = {
     "entropy collapse": {"heads": {"slot": {"entropy": 0.001}}},
     "value collapse": {"explained_variance": -2.0},
     "non-finite": {"value_loss": math.nan},
-    "gradient drift": {"gradient": 50.0},
+    "gradient drift": {"grad_norm": 50.0},
 }
 
 
@@ -50,16 +51,44 @@ def test_what_is_wrong_is_named_and_explained(kind):
 
 
 def test_a_head_starves_once_it_has_gone_without_for_long_enough():
-    watch, hungry = (
-        AnomalyDetector(Bounds(starving=3)),
-        {"heads": {"tempo": dict.fromkeys(HEAD, None) | {"samples": 0}}},
-    )
-    found = [watch.look(report(update, **hungry)) for update in range(6)]
+    watch = AnomalyDetector(Bounds(starving=3))
+    found = [watch.look(report(update, heads={"tempo": UNUSED})) for update in range(6)]
     assert [len(anomalies) for anomalies in found] == [0, 0, 1, 0, 0, 0]
     assert found[2][0].where == "tempo"
     assert watch.starved["tempo"] == 6
     watch.look(report(7))
     assert watch.starved["tempo"] == 0
+
+
+def test_a_warm_started_controller_is_decided_on_purpose():
+    """The demo: every head imitates a plan that never prunes. Nothing in eight such updates is an anomaly."""
+    watch, imitated = AnomalyDetector(), {name: {"entropy": 0.002} for name in HEADS}
+    imitated |= {"op": {"entropy": 0.03}, "alpha_speed": UNUSED, "alpha_curve": UNUSED}
+    assert [watch.look(report(update, heads=imitated)) for update in range(8)] == [()] * 8
+    assert watch.alert == 0
+
+
+@pytest.mark.parametrize(("before", "anomalies"), [(0.09, 0), (0.11, 1)])
+def test_only_a_head_that_has_explored_can_collapse(before, anomalies):
+    """Exploring begins at five times the entropy of a decided head: one that hovers there has not collapsed."""
+    watch = AnomalyDetector()
+    watch.look(report(0, heads={"slot": {"entropy": before}}))
+    for update in (1, 2):
+        assert len(watch.look(report(update, heads={"slot": {"entropy": 0.01}}))) == anomalies
+
+
+def test_heads_are_unused_on_purpose_once_the_op_head_is_decided():
+    watch, told = AnomalyDetector(Bounds(starving=2)), []
+    for entropy in (0.5, 0.09, 0.5, 0.09, 0.5, 0.5):
+        found = watch.look(report(1, heads={"op": {"entropy": entropy}, "tempo": UNUSED}))
+        told.append([a.kind for a in found])
+    assert told == [[], [], [], [], [], ["starving head"]], "it must be unused while ops are explored, twice in a row"
+
+
+def test_a_critic_that_has_not_learned_yet_cannot_collapse():
+    watch = AnomalyDetector()
+    assert watch.look(report(0, explained_variance=-9.0)) == ()
+    assert [a.kind for a in watch.look(report(1, explained_variance=-9.0))] == ["value collapse"]
 
 
 def test_bounds_can_be_set_for_one_head():
@@ -73,7 +102,7 @@ def test_bounds_can_be_set_for_one_head():
     ("options", "message"),
     [
         ({"ratios": {"slto": (0.1, 5.0)}}, "unknown head 'slto'"),
-        ({"ratio_max": 0.5}, "must lie around 1"),
+        ({"ratio_max": 0.5}, "ratio_min must lie between 0 and 1, and ratio_max above 1"),
         ({"vanishing": 1.0, "exploding": 0.1}, "vanishing"),
     ],
 )
@@ -87,7 +116,7 @@ NEAR = {
     "ratio collapse": [{"heads": {"slot": {"ratio_min": x}}} for x in (0.11, 0.09)],
     "entropy collapse": [{"heads": {"slot": {"entropy": x}}} for x in (0.021, 0.019)],
     "value collapse": [{"explained_variance": x} for x in (-0.4, -0.6)],
-    "gradient drift": [{"gradient": x} for x in (9.9, 10.1)],
+    "gradient drift": [{"grad_norm": x} for x in (9.9, 10.1)],
 }
 
 

@@ -1,12 +1,18 @@
 """A run's folder: whatever is broken in it, one sentence says what, and nothing is lost."""
 
+import fcntl
 import json
 import math
+import os
 import pickle
+import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -16,9 +22,10 @@ from esper.cli.exam import Exam
 from esper.cli.report import Report
 from esper.cli.train import Resume, Train
 from esper.leyline.errors import EsperError, FileError
-from esper.telemetry import RunFolder
+from esper.telemetry import RunFolder, lock
 from esper.telemetry.folder import environment
-from telemetry_toys import SMALL, arm, exam, lives, report, small_run
+from esper.telemetry.lock import PATIENCE
+from telemetry_toys import MAIN, SMALL, arm, exam, lives, report, small_run
 
 
 @pytest.fixture
@@ -144,31 +151,115 @@ with RunFolder(Path(sys.argv[1])).alone():
 """
 
 
+def holding(path) -> subprocess.Popen:
+    """Another process that holds a folder."""
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == b"held\n"
+    return holder
+
+
 def test_one_process_writes_to_a_folder_at_a_time(done, tmp_path, capsys):
     """Others are refused before they change anything. Killed, it holds nothing any more."""
     path = tmp_path / "run"
     shutil.copytree(done, path)
     with open(path / "reports.jsonl", "a") as file:
         file.write("what a resumed run would cut")
-    before = contents(path)
     commands = [
         Resume(run_dir=path),
         Train(recipe="smoke", run_dir=path, changes=SMALL),
         Exam(runs=(path,), quick=True),
     ]
-    with subprocess.Popen([sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout.readline() == b"held\n"
+    with holding(path) as holder:
+        before, told = contents(path), rf"process {holder.pid} on \S+ since \d\d:\d\d \(python -c {path}\)"
         for command in commands:
-            with pytest.raises(FileError, match=f"{path} is being written by another process: wait until that has"):
+            with pytest.raises(FileError, match=rf"{path} is being written by {told}: wait or stop it$"):
                 command.run()
+        assert re.fullmatch(told, RunFolder(path).writer())
         assert contents(path) == before
         with RunFolder(tmp_path / "other").alone():
             pass
         holder.kill()
         holder.wait()
+        assert b"command" in (path / ".lock").read_bytes(), "what it wrote is still there"
+        assert RunFolder(path).writer() is None, "and not believed"
         commands[0].run()
     assert len(RunFolder.open(path).reports()) == 3
     capsys.readouterr()
+
+
+def resuming(path) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", MAIN, "resume", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.slow
+def test_two_processes_that_resume_one_run_do_not_interleave(done, tmp_path):
+    """The second is told of the first. Killed with SIGKILL, the first leaves the run to the next."""
+    path = tmp_path / "run"
+    shutil.copytree(done, path)
+    config = json.loads((path / "config.json").read_text())
+    config["recipe"]["learn"]["updates"] = 10**6
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "controller.safetensors").unlink()
+    folder = RunFolder.open(path)
+    for ended in (signal.SIGKILL, signal.SIGTERM):
+        made = len(folder.reports())
+        with resuming(path) as first:
+            while len(folder.reports()) <= made + 1 and first.poll() is None:
+                time.sleep(0.1)
+            with resuming(path) as second:
+                _, message = second.communicate(timeout=300)
+            assert second.returncode == 2
+            assert message.startswith(f"esper: {path} is being written by process {first.pid} on ")
+            assert f"(python -c resume {path}): wait or stop it" in message
+            assert first.poll() is None
+            first.send_signal(ended)
+            first.communicate(timeout=300)
+        assert folder.writer() is None
+        updates = [report.update for report in folder.reports()]
+        assert updates == list(range(len(updates)))
+        assert len(updates) > made
+    assert (path / ".lock").read_bytes() == b"", "who stops in order leaves no name"
+
+
+def test_a_lock_is_not_lost_to_one_who_only_looks(folder):
+    """`watch` asks who writes every second, for which it takes the lock for an instant."""
+    with open(folder.path / ".lock", "w") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        timer = threading.Timer(PATIENCE / 4, fcntl.flock, (looking, fcntl.LOCK_UN))
+        timer.start()
+        with folder.alone():
+            assert f"process {os.getpid()} on " in folder.writer()
+        timer.join()
+    assert folder.writer() is None
+
+
+def test_without_flock_a_name_is_believed_until_its_process_has_ended(folder, monkeypatch):
+    """As on Windows and on some network disks; of a process on another machine, nothing is known."""
+    monkeypatch.setattr(lock, "fcntl", None)
+    note = folder.path / ".lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, folder.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        with (
+            pytest.raises(FileError, match=rf"process {holder.pid} on .*if it has ended already, remove {note}"),
+            folder.alone(),
+        ):
+            pass
+        assert f"process {holder.pid} on " in folder.writer()
+        holder.kill()
+    assert folder.writer() is None
+    with folder.alone():
+        assert f"process {os.getpid()} on " in folder.writer()
+    assert folder.writer() is None
+    note.write_text(json.dumps({"process": 1, "host": "elsewhere", "since": 0.0, "command": "esper train"}))
+    with pytest.raises(FileError, match="process 1 on elsewhere since 1970-01-0"), folder.alone():
+        pass
+    note.write_text("half a na")
+    with folder.alone():
+        pass
 
 
 def contents(path):

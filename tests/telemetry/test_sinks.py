@@ -138,7 +138,7 @@ def test_mlflow_finds_what_was_logged_and_goes_on_with_it(tmp_path):
 
 def test_a_sink_that_cannot_begin_says_why_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(EsperError, match=r"wandb is not installed: pip install 'esper\[wandb\]'"):
+    with pytest.raises(EsperError, match=r"wandb is not installed: pip install 'esper-nn\[wandb\]'"):
         SINKS["wandb"](tmp_path, "run", {}, 0)
     (tmp_path / "tensorboard").write_text("in the way")
     with pytest.raises(EsperError, match="tensorboard could not begin"):

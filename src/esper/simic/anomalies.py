@@ -1,4 +1,4 @@
-"""What is wrong with an update, why that matters, and what to try."""
+"""Find what is wrong with an update, and say why it matters and what to try."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -9,68 +9,82 @@ from esper.leyline.errors import EsperError, unknown
 from esper.leyline.reports import Anomaly, HeadReport, UpdateReport
 
 HEADS = tuple(head.name.lower() for head in Head)
+EXPLORES = 5.0
+"""A head explores from this many times the entropy below which it is decided."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Beyond these an update is anomalous."""
+    """Limits beyond which an update is anomalous."""
 
     ratio_max: float = 5.0
-    """The clip range, 1 ± 0.2 by default, bounds what a step gains, not where it leads: a ratio this far out means
-    that the policy has left the one that acted."""
+    """Largest probability ratio of new to old policy. The clip range (1 ± 0.2 by default) removes the incentive to move
+    further, but does not stop it: a ratio this large means that the policy has left the one that acted."""
     ratio_min: float = 0.1
+    """Smallest probability ratio of new to old policy."""
     ratios: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Other bounds (lowest, highest) for single heads."""
+    """Ratio limits (smallest, largest) of single heads, by name."""
     entropy: float = 0.02
-    """A head this decided explores no more, unless it has learned all there is."""
+    """Entropy below which a head that has explored counts as collapsed, as a share of the largest possible."""
     explained: float = -0.5
-    """A critic that explains less than this is worse than a constant."""
+    """Smallest explained variance of the critic, from the second update on. A constant would explain 0."""
     starving: int = 5
-    """Updates in a row without a single relevant decision."""
+    """Updates in a row without a decision that uses a head, while the op head explores."""
     drift: float = 10.0
-    """Times the usual gradient norm, which is followed by a moving average..."""
+    """Largest gradient norm, as a multiple of its moving average."""
     memory: float = 0.9
-    """...that keeps this much of itself at every update."""
+    """Weight of the past in the moving average of gradient norms."""
     watched: int = 3
-    """Updates that are watched more closely after an anomaly."""
+    """Updates with detailed reports after an anomaly."""
     vanishing: float = 1e-6
-    """A head's gradient norm below this teaches it nothing..."""
+    """Smallest gradient norm from which a head can learn."""
     exploding: float = 100.0
-    """...and above this says little about where to go."""
+    """Largest gradient norm from which a head can learn."""
 
     def __post_init__(self) -> None:
         for name in self.ratios:
             if name not in HEADS:
                 raise unknown("head", name, HEADS)
         if not 0 < self.ratio_min < 1 < self.ratio_max:
-            raise EsperError(f"ratio_min and ratio_max must lie around 1, not {self.ratio_min} and {self.ratio_max}")
+            raise EsperError(
+                f"ratio_min must lie between 0 and 1, and ratio_max above 1, not {self.ratio_min} and {self.ratio_max}"
+            )
         if not 0 < self.vanishing < self.exploding:
             raise EsperError(f"vanishing ({self.vanishing}) must be positive and below exploding ({self.exploding})")
         if not 0 <= self.memory < 1:
-            raise EsperError(f"memory must be from 0 to below 1, not {self.memory}")
+            raise EsperError(f"memory must be at least 0 and below 1, not {self.memory}")
 
 
 def gradient_health(heads: Sequence[HeadReport], bounds: Bounds) -> float | None:
-    """The share of heads with relevant decisions whose gradients are within bounds; None if there are none."""
+    """Return the share of used heads whose gradient norm is within bounds; None if no head was used."""
     norms = [head.grad_norm for head in heads if head.samples]
     return sum(bounds.vanishing <= x <= bounds.exploding for x in norms) / len(norms) if norms else None
 
 
 class AnomalyDetector:
-    """Looks at one report after another. Keeps a few numbers, however long the run."""
+    """Detector that reads one update report after another and keeps only a few numbers between them.
+
+    An anomaly is a change that its suggestion can mend. A head that was decided when training began, because it was
+    warm-started or has one legal choice, cannot collapse; and the heads of ops that a decided op head never chooses
+    are unused on purpose.
+    """
 
     def __init__(self, bounds: Bounds = Bounds()) -> None:
         self.bounds = bounds
         self.usual: float | None = None
-        """The moving average of gradient norms."""
+        """Moving average of gradient norms."""
         self.starved = dict.fromkeys(HEADS, 0)
+        """Updates in a row for which a head was unused while the op head explored."""
+        self.explored = dict.fromkeys(HEADS, False)
+        """Whether a head has explored in any update so far."""
         self.alert = 0
-        """Updates that are still to be watched closely."""
+        """Updates that still get a detailed report."""
 
     def look(self, report: UpdateReport) -> tuple[Anomaly, ...]:
-        found = tuple(self._look(report))
-        self.alert = self.bounds.watched if found else max(self.alert - 1, 0)
-        return found
+        """Return the anomalies of an update; call it once for every report, in order."""
+        anomalies = tuple(self._look(report))
+        self.alert = self.bounds.watched if anomalies else max(self.alert - 1, 0)
+        return anomalies
 
     def _look(self, report: UpdateReport) -> Iterator[Anomaly]:
         def anomaly(kind: str, where: str, explanation: str, suggestion: str) -> Anomaly:
@@ -81,38 +95,44 @@ class AnomalyDetector:
             yield anomaly(
                 "non-finite",
                 "losses",
-                f"policy {report.policy_loss}, value {report.value_loss}, gradient {report.grad_norm}",
-                "lower lr, and look at the rewards of this rollout",
+                f"policy loss {report.policy_loss}, value loss {report.value_loss}, gradient norm {report.grad_norm}",
+                "lower lr, and check the rewards of this rollout",
             )
             return
+        exploring = any(head.name == "op" and self._explores(head) for head in report.heads)
         for head in report.heads:
-            yield from self._head(head, anomaly)
+            yield from self._head(head, exploring, anomaly)
         explained = report.explained_variance
-        if explained is not None and explained < self.bounds.explained:
+        if report.update > 0 and explained is not None and explained < self.bounds.explained:
             yield anomaly(
                 "value collapse",
                 "value",
-                f"the critic explains {explained:.2f} of the returns, less than a constant would",
-                "raise value_coef, or normalise the rewards",
+                f"the critic's explained variance is {explained:.2f}, and a constant's would be 0",
+                "raise value_coef or epochs",
             )
         if self.usual is not None and report.grad_norm > self.bounds.drift * self.usual:
             yield anomaly(
                 "gradient drift",
                 "gradient",
-                f"its norm is {report.grad_norm:.3g}, usually {self.usual:.3g}",
-                "lower lr; max_grad_norm hides this from the weights, not from the direction",
+                f"its norm is {report.grad_norm:.3g}, on average {self.usual:.3g}",
+                "lower lr: max_grad_norm bounds the length of a step, not its direction",
             )
         keep = self.bounds.memory
         self.usual = report.grad_norm if self.usual is None else keep * self.usual + (1 - keep) * report.grad_norm
 
-    def _head(self, head: HeadReport, anomaly: Callable[[str, str, str, str], Anomaly]) -> Iterator[Anomaly]:
-        self.starved[head.name] = self.starved[head.name] + 1 if head.samples == 0 else 0
+    def _explores(self, head: HeadReport) -> bool:
+        return head.entropy is not None and head.entropy >= EXPLORES * self.bounds.entropy
+
+    def _head(
+        self, head: HeadReport, exploring: bool, anomaly: Callable[[str, str, str, str], Anomaly]
+    ) -> Iterator[Anomaly]:
+        self.starved[head.name] = self.starved[head.name] + 1 if head.samples == 0 and exploring else 0
         if self.starved[head.name] == self.bounds.starving:
             yield anomaly(
                 "starving head",
                 head.name,
-                f"no decision has listened to it for {self.bounds.starving} updates",
-                "raise its entropy weight or the entropy of the op head, or check the masks",
+                f"no op that uses it was chosen in {self.bounds.starving} updates, though the op head explores",
+                "check that these ops are ever legal, or raise entropy_coef",
             )
         if head.ratio_max is None or head.ratio_min is None or head.entropy is None:
             return
@@ -121,20 +141,21 @@ class AnomalyDetector:
             yield anomaly(
                 "ratio explosion",
                 head.name,
-                f"some choice became {head.ratio_max:.1f} times as likely",
-                "fewer epochs, a lower lr, or a target_kl",
+                f"a choice became {head.ratio_max:.1f} times as likely in one update",
+                "lower lr or epochs, or set target_kl",
             )
         if head.ratio_min < low:
             yield anomaly(
                 "ratio collapse",
                 head.name,
-                f"some choice became {1 / max(head.ratio_min, 1e-9):.1f} times less likely",
-                "fewer epochs, a lower lr, or a target_kl",
+                f"a choice became {1 / max(head.ratio_min, 1e-9):.1f} times less likely in one update",
+                "lower lr or epochs, or set target_kl",
             )
-        if head.entropy < self.bounds.entropy:
+        self.explored[head.name] |= self._explores(head)
+        if self.explored[head.name] and head.entropy < self.bounds.entropy:
             yield anomaly(
                 "entropy collapse",
                 head.name,
-                f"its entropy is {head.entropy:.3f} of the largest possible",
-                "raise entropy_coef or this head's entropy weight, unless it is done learning",
+                f"it explored before, and its entropy is {head.entropy:.3f} of the largest possible",
+                "if J has stopped rising too early, raise entropy_coef or this head's entropy weight",
             )

@@ -32,11 +32,7 @@ from esper import __version__
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.json_records import from_json, jsonable
 from esper.leyline.reports import ExamReport, Life, LifeReport, UpdateReport
-
-try:
-    import fcntl
-except ImportError:  # Windows, where nothing is locked
-    fcntl = None
+from esper.telemetry.lock import holder_of, locked
 
 VERSION = 1
 """Of the folder's layout; docs/files.md lists what each version changed."""
@@ -76,25 +72,19 @@ class RunFolder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other processes from writing here meanwhile. The kernel takes the lock back from a process that ends,
-        however it ends. Where there is no `flock`, on Windows and on some network disks, nothing is locked."""
-        path = self.path / LOCK
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            file = open(path, "a")  # noqa: SIM115
-        except OSError as error:
-            raise FileError(f"cannot write {path}: {error.strerror or error}") from error
-        with file:
-            try:
-                if fcntl is not None:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise FileError(
-                    f"{self.path} is being written by another process: wait until that has ended, or stop it"
-                ) from None
-            except OSError:
-                pass
+        """Keep other processes from writing to the folder.
+
+        The lock is freed when this process ends, even if it is killed; `esper.telemetry.lock` says where that fails.
+
+        Raises:
+            FileError: Another process writes to the folder; the message says which one.
+        """
+        with locked(self.path / LOCK, self.path):
             yield
+
+    def writer(self) -> str | None:
+        """Say which process is writing to the folder; None if no process is."""
+        return holder_of(self.path / LOCK)
 
     def config(self) -> dict[str, Any]:
         """The recipe, as it was asked for."""
