@@ -24,7 +24,7 @@ _PUBLIC = {
     "recipes.exam": ("ExamConfig", "hold_exam"),
     "simic": (
         *("CloneConfig", "CollectConfig", "LearnConfig", "OfflineConfig", "PPOConfig", "RentSchedule", "RewardConfig"),
-        *("clone", "evaluate", "learn_offline", "load_episodes", "record_episodes", "save_episodes"),
+        *("clone", "evaluate", "grow_host", "learn_offline", "load_episodes", "record_episodes", "save_episodes"),
         "train_controller",
     ),
     "tamiyo": ("Controller", "ControllerConfig", "load_controller", "save_controller"),
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         RewardConfig,
         clone,
         evaluate,
+        grow_host,
         learn_offline,
         load_episodes,
         record_episodes,

@@ -60,7 +60,7 @@ def test_bench_ppo_prints_one_json_object(capsys):
         (["bench", "ppo", "--minibatches", "9"], "minibatches (9) hold whole episodes, and there are only 8"),
         (["bench", "fleet", "--workload", "nist"], "unknown workload 'nist': did you mean 'mnist1d'?"),
         (["bench", "fleet", "--hosts", "0"], "hosts must be positive"),
-        (["bench", "fleet", "--device", "gpu7"], "device 'gpu7' is none that torch knows"),
+        (["bench", "fleet", "--device", "gpu7"], "device 'gpu7' is not supported; use 'cpu' or 'cuda'"),
         (["bench", "fleet", "--quick", "--memory-budget", "lots"], "memory_budget must be a size such as 2GB"),
         (["bench", "fleet", "--quick", "--seeds", "none", "--memory-budget", "50KB"], "hosts would fit"),
     ],

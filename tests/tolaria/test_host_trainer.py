@@ -142,7 +142,7 @@ def test_nothing_is_planted_in_a_sick_host():
         (lambda: TrainConfig(clip=-1), "clip must be positive"),
         (lambda: TrainConfig(betas=(0.9, 1.0)), "betas must be two numbers"),
         (lambda: toy_trainer("mlp").act((0, 0)), "an action has 8 choices"),
-        (lambda: HostTrainer(SPECS["mlp"], toy_task("mlp", 64, 0)), "no validation data"),
+        (lambda: HostTrainer(SPECS["mlp"], toy_task("mlp", 64, 0)), "no validation examples"),
         (lambda: TrainConfig(weight_decay=-1), "weight_decay must not be negative"),
     ],
 )

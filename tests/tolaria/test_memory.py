@@ -83,7 +83,11 @@ def test_what_a_step_needs_by_hand():
 
 
 BAD_ENGINES = {
-    "device 'gpu7' is none that torch knows": {"device": "gpu7"},
+    "device 'gpu7' is not supported; use 'cpu' or 'cuda'": {"device": "gpu7"},
+    "device 'mps' is not supported; use 'cpu' or 'cuda'": {"device": "mps"},
+    "device 'meta' is not supported": {"device": "meta"},
+    "device '' is not supported": {"device": ""},
+    "device 'cuda:-1' is not supported": {"device": "cuda:-1"},
     "precision 'bf16' needs a CUDA device": {"precision": "bf16"},
     "memory_budget must be positive": {"memory_budget": 0},
 }
@@ -97,5 +101,8 @@ def test_an_impossible_engine_is_refused(message):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_missing_gpu_is_an_error_with_a_way_out():
-    with pytest.raises(EsperError, match="not available here; use 'cpu'"):
+    """One sentence, with the flags of `esper train` and the call that does without the GPU."""
+    with pytest.raises(EsperError, match="'cuda' is not available on this machine") as caught:
         Engine(device="cuda").place()
+    assert "Engine(device='cpu', precision='fp32')" in str(caught.value)
+    assert "--engine.device cpu --engine.precision fp32" in str(caught.value)

@@ -1,7 +1,7 @@
 """Learn the policy: rewards, rollouts, PPO, imitation, offline learning."""
 
 from esper.simic.cloning import CloneConfig, clone, load_episodes, save_episodes
-from esper.simic.evaluation import evaluate
+from esper.simic.evaluation import evaluate, grow_host
 from esper.simic.offline import OfflineConfig, learn_offline
 from esper.simic.ppo import Learner, PPOConfig
 from esper.simic.rewards import RentSchedule, RewardConfig
@@ -19,6 +19,7 @@ __all__ = [
     "RewardConfig",
     "clone",
     "evaluate",
+    "grow_host",
     "learn_offline",
     "load_episodes",
     "record_episodes",

@@ -1,4 +1,4 @@
-"""How hosts are trained."""
+"""Configure training: the device and precision of a fleet, and the optimizer of every host."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -13,19 +13,32 @@ from esper.leyline.state import Task
 OptimizerName = Literal["adamw", "sgd"]
 Precision = Literal["bf16", "fp32", "fp64"]
 DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """Where a fleet runs, and how precisely."""
+    """The device a fleet runs on, its precision, and its memory limit.
+
+    A config may name a GPU that this machine lacks; `place` raises when the device is to be used.
+
+    Raises:
+        EsperError: If torch or Esper cannot use such a device, if the precision is unknown or needs another device, or
+            if the memory limit is not positive.
+
+    Example:
+        >>> Engine.on("cuda").precision
+        'bf16'
+    """
 
     device: str = "cpu"
+    """Device that fleets and the controller run on: cpu, cuda or cuda:1."""
     precision: Precision = "fp32"
-    """Of what is computed. With bf16, parameters and moments are kept in fp32 all the same."""
+    """Precision of activations. With bf16, which needs a GPU, parameters and optimizer state stay in fp32."""
     graphs: bool = True
-    """Record whole steps and replay them, where the device can (CUDA)."""
+    """Record training steps as CUDA graphs and replay them. Has no effect on a CPU."""
     memory_budget: int | None = None
-    """Bytes a fleet may use: batches are split until they fit. None: as much as there is."""
+    """Memory that a fleet may use, in bytes: batches are split until a step fits. None: no limit."""
 
     def __post_init__(self) -> None:
         if self.precision not in DTYPES:
@@ -33,7 +46,9 @@ class Engine:
         try:
             kind = torch.device(self.device).type
         except RuntimeError:
-            raise EsperError(f"device {self.device!r} is none that torch knows; use 'cpu' or 'cuda'") from None
+            kind = None
+        if kind not in DEVICES:
+            raise EsperError(f"device {self.device!r} is not supported; use 'cpu' or 'cuda'")
         if self.precision == "bf16" and kind != "cuda":
             raise EsperError(f"precision 'bf16' needs a CUDA device, not {self.device!r}; use 'fp32'")
         if self.memory_budget is not None and self.memory_budget <= 0:
@@ -41,54 +56,71 @@ class Engine:
 
     @classmethod
     def on(cls, device: str) -> "Engine":
-        """As precise as is usual there: bf16 on CUDA, fp32 elsewhere."""
+        """Return an engine for a device with its usual precision: bf16 on CUDA, fp32 on a CPU."""
         return cls(device=device, precision="bf16" if device.startswith("cuda") else "fp32")
 
     def place(self) -> torch.device:
-        """The device, if this machine has it. A config may be read where it has not."""
+        """Return the torch device.
+
+        Raises:
+            EsperError: If this machine does not have the device.
+        """
         device = torch.device(self.device)
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise EsperError(f"device {self.device!r} is not available here; use 'cpu'")
+            raise EsperError(
+                f"device {self.device!r} is not available on this machine; use Engine(device='cpu', precision='fp32'),"
+                " or with `esper train` --engine.device cpu --engine.precision fp32"
+            )
         return device
 
     @property
     def device_name(self) -> str:
-        """As its maker calls it, if this machine has it."""
+        """The name of the GPU model, or `cpu`."""
         device = self.place()
         return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
     @property
     def compute(self) -> torch.dtype:
-        """Of activations..."""
+        """The dtype of activations."""
         return DTYPES[self.precision]
 
     @property
     def dtype(self) -> torch.dtype:
-        """...and of parameters."""
+        """The dtype of parameters and optimizer state."""
         return torch.promote_types(self.compute, torch.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """The same for every host of a fleet, and for one host alone."""
+    """The optimizer settings and batch size that hosts are trained with, in a fleet or alone.
+
+    Raises:
+        EsperError: If a value is out of range; the message names the field.
+
+    Example:
+        >>> TrainConfig(optimizer="sgd", lr=0.05, batch_size=128)
+    """
 
     optimizer: OptimizerName = "adamw"
+    """Optimizer of the host and of its seeds."""
     lr: float = 3e-3
-    """Step size of the host and of its seeds."""
+    """Learning rate of the host and of its seeds."""
     momentum: float = 0.9
-    """For sgd."""
+    """Momentum of sgd; adamw ignores it."""
     betas: tuple[float, float] = (0.9, 0.99)
-    """For adamw."""
+    """Decay rates of adamw's two moments; sgd ignores them."""
     weight_decay: float = 0.0
+    """Weight decay: decoupled in adamw, added to the gradient in sgd."""
     clip: float = 1.0
-    """Largest gradient norm, for the host's own parameters and for each seed's."""
+    """Largest gradient norm, for the host's own parameters and for each seed separately."""
     newborn_boost: float = 1.0
-    """Times the step size for a seed in its first `newborn_epochs`."""
+    """Factor on a seed's learning rate during its first `newborn_epochs`."""
     newborn_epochs: int = 3
+    """Epochs during which `newborn_boost` applies to a seed."""
     warmup: int = 0
-    """Epochs over which a newborn seed's step size rises to its full value."""
+    """Epochs over which a newborn seed's learning rate rises linearly to its full value. 0: no warmup."""
     batch_size: int = 64
-    """Examples per step; what does not fill a batch is left out of that epoch's shuffle."""
+    """Examples per step. The last incomplete batch of an epoch is dropped."""
 
     def __post_init__(self) -> None:
         if self.optimizer not in get_args(OptimizerName):
@@ -103,19 +135,21 @@ class TrainConfig:
             raise EsperError(f"betas must be two numbers from 0 to below 1, not {self.betas}")
 
     def seed_rate(self, seed_age: Tensor) -> Tensor:
-        """What to multiply the step size of a seed with, in its so-manieth epoch (1 is the first)."""
+        """Return the factor on a seed's learning rate in the given epoch of its life, counted from 1."""
         boost = torch.where(seed_age <= self.newborn_epochs, self.newborn_boost, 1.0)
         return boost * (seed_age / max(self.warmup, 1)).clamp(max=1) if self.warmup else boost
 
 
 def check_fit(spec: HostSpec, task: Task, config: TrainConfig) -> None:
-    """Refuse hosts and tasks that do not belong together."""
+    """Raise an error if the host does not fit the task, or the batch size its data."""
     if (spec.inputs, spec.outputs) != (task.spec.inputs, task.spec.outputs):
         raise EsperError(
-            f"the host takes {spec.inputs} to {spec.outputs},"
-            f" but task {task.spec.name!r} {task.spec.inputs} to {task.spec.outputs}"
+            f"the host takes inputs {spec.inputs} to {spec.outputs} outputs, but task {task.spec.name!r} has inputs"
+            f" {task.spec.inputs} and {task.spec.outputs} outputs; build the host with those of the task"
         )
     if len(task.train.x) < config.batch_size:
-        raise EsperError(f"batch_size ({config.batch_size}) exceeds the {len(task.train.x)} training examples")
+        raise EsperError(
+            f"batch_size ({config.batch_size}) exceeds the {len(task.train.x)} training examples; use a smaller one"
+        )
     if not len(task.validation.x):
-        raise EsperError(f"task {task.spec.name!r} has no validation data to measure contributions on")
+        raise EsperError(f"task {task.spec.name!r} has no validation examples; give it some to measure seeds on")

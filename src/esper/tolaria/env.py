@@ -1,9 +1,10 @@
-"""The fleet as an environment: a decision for every host goes in, what was measured comes out; lives end and begin.
+"""Wrap a fleet as an environment: actions for every host go in, signals come out.
 
-Hosts may be of different age. A life ends when its time is up (truncated) or when the host falls sick (terminated); a
-fresh host takes its place at once.
+Hosts may be of different age. An episode ends after its last decision (truncated) or when the host fails (terminated);
+a fresh host takes its place at once.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -12,30 +13,40 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from esper.kasmina.blueprints import blueprint
 from esper.kasmina.lifecycle import legal
-from esper.leyline.actions import Graft
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import key
-from esper.leyline.state import Setting, Signals, SlotState, Split, Vitals
+from esper.leyline.state import Signals, SlotState, Split, Vitals
 from esper.tolaria.fleet import Fleet, Measured
 from esper.tolaria.governor import GovernorConfig, HealthHistory, empty_health, judge
+from esper.tolaria.setting import make_setting
 
 Record = TypeVar("Record", Signals, Measured)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig:
+    """The length of episodes, the grouping of hosts, and what happens to hosts that fail.
+
+    Raises:
+        EsperError: If a value is out of range; the message names the field.
+
+    Example:
+        >>> EnvConfig(episode=20, group=4)
+    """
+
     episode: int = 25
-    """Decisions in a host's life."""
+    """Decisions per episode: one decision, then one epoch."""
     group: int = 1
-    """Hosts that start from the same weights and see the same batches, so that only their actions differ."""
+    """Hosts per group. Hosts of a group have equal initial weights and batches: only their actions differ."""
     staggered: bool = False
-    """Let the first lives end at different times, instead of all together."""
+    """Shorten the first episodes by different amounts, so that episodes do not all end together."""
     penalty: float = 0.1
-    """What falling sick costs, once."""
+    """Amount subtracted from the reward when a host fails, once."""
     rng_seed: int = 0
+    """Seed of the hosts' weights and data order."""
     governor: GovernorConfig = GovernorConfig()
+    """Thresholds at which a host counts as failed."""
 
     def __post_init__(self) -> None:
         for name in ("episode", "group"):
@@ -46,22 +57,26 @@ class EnvConfig:
 
 
 class Step(NamedTuple):
-    """What a decision led to."""
+    """The result of one decision of every host."""
 
     signals: Signals
-    """Where the next decision is made from; a fresh host's, where a life has ended."""
+    """Signals for the next decision; those of the fresh host where an episode has ended."""
     final: Signals
-    """Where this decision led: of a host that fell sick, its last good epoch."""
+    """Signals that this decision led to; of a failed host, those of its last good epoch."""
     penalty: Float[Tensor, " N"]
+    """Amount to subtract from the reward; 0 unless the host failed."""
     refused: Bool[Tensor, " N"]
+    """The action was illegal and changed nothing."""
     terminated: Bool[Tensor, " N"]
+    """The host failed."""
     truncated: Bool[Tensor, " N"]
+    """The episode reached its last decision."""
     test: Measured | None = None
-    """What hosts whose lives have ended score on test data, where an exam is held."""
+    """Results of all hosts on test data; None without test data, or while no episode has ended."""
 
 
 class Good(NamedTuple):
-    """What a fleet's last good epoch said of it. A sick host is replaced, so its weights are not kept."""
+    """The slots and measurements of a fleet's last good epoch. Weights are not kept: failed hosts are replaced."""
 
     state: SlotState
     vitals: Vitals
@@ -69,22 +84,51 @@ class Good(NamedTuple):
 
 
 class FleetEnv:
-    """Lives of hosts in the places of a fleet."""
+    """An environment whose agents are the hosts of a fleet: each lives for an episode, then a fresh one replaces it.
 
-    def __init__(self, fleet: Fleet, config: EnvConfig = EnvConfig(), test: Split | None = None) -> None:
+    Call `reset` first, then `step` with an action for every host.
+
+    Args:
+        fleet: Hosts to train. The env gives them weights and data order of its own, from `config.rng_seed`.
+        config: Length of episodes, groups, and the thresholds of failure.
+        test: Data to evaluate hosts on when their episode ends.
+        on_end: Called with a mask of the hosts whose episode ends, failed ones included, before fresh hosts replace
+            them: the last moment at which `fleet.host(n)` returns the grown host.
+
+    Raises:
+        EsperError: If the group size does not divide the number of hosts.
+
+    Example:
+        >>> def keep(ended):
+        ...     for n in ended.nonzero()[:, 0].tolist():
+        ...         esper.save_model(f"host_{n}.safetensors", fleet.host(n))
+        >>> env = FleetEnv(fleet, EnvConfig(episode=20), on_end=keep)
+        >>> outcome = esper.evaluate(env, esper.Heuristic(), rent=0.02)
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        config: EnvConfig = EnvConfig(),
+        test: Split | None = None,
+        on_end: Callable[[Bool[Tensor, " N"]], None] | None = None,
+    ) -> None:
         if fleet.num_hosts % config.group:
-            raise EsperError(f"group ({config.group}) must divide the fleet's {fleet.num_hosts} hosts")
-        self.fleet, self.config, self.test = fleet, config, test
-        self.setting = setting_of(fleet, config.episode)
+            raise EsperError(
+                f"group ({config.group}) must divide the fleet's {fleet.num_hosts} hosts; change one of them"
+            )
+        self.fleet, self.config, self.test, self.on_end = fleet, config, test, on_end
+        bare = fleet.trunk.layout.num_parameters
+        self.setting = make_setting(fleet.task, fleet.slots, fleet.space, fleet.seed_sizes, bare, config.episode)
         places = torch.arange(fleet.num_hosts, device=fleet.device)
         self.groups = places // config.group
         self.births = torch.zeros_like(places)
-        """Lives begun in each place."""
+        """Hosts born so far at each index."""
         self.generation = torch.zeros_like(places)
-        """Lives begun by each place's group together."""
+        """Episodes that the group of each host has begun together."""
 
     def reset(self) -> Signals:
-        """Fresh hosts everywhere."""
+        """Replace all hosts by fresh ones and return their first signals."""
         fleet = self.fleet
         self.age = torch.zeros_like(self.groups)
         if self.config.staggered:
@@ -96,7 +140,10 @@ class FleetEnv:
         return self.first_signals(measured)
 
     def renew(self, fresh: Bool[Tensor, " N"], together: Bool[Tensor, " N"]) -> Measured:
-        """Fresh hosts in some places: with the whole group where `together`, else alone. Returns what they measure."""
+        """Replace the `fresh` hosts and return what all hosts measure.
+
+        Where `together`, the whole group begins with equal weights; elsewhere a host begins with its own.
+        """
         self.births += fresh
         self.generation += fresh & together
         shared = key(self.config.rng_seed, "group", self.groups, self.generation)
@@ -109,7 +156,7 @@ class FleetEnv:
         return self.fleet.evaluate_bare()
 
     def first_signals(self, measured: Measured) -> Signals:
-        """Of hosts that were not trained yet."""
+        """Return the signals of hosts that have not been trained yet."""
         unknown = torch.full_like(measured.loss, torch.nan, dtype=torch.float64)
         return self.signals(measured, unknown, torch.zeros_like(unknown), self.fleet)
 
@@ -129,11 +176,19 @@ class FleetEnv:
         )
 
     def flops(self) -> Int[Tensor, " N"]:
-        """What the last epoch cost each host."""
+        """Return the FLOPs of the last epoch of each host."""
         return self.fleet.flops()
 
     def step(self, actions: Int[Tensor, "N H"]) -> Step:
-        """One decision for every host, one epoch, and fresh hosts where lives have ended."""
+        """Apply an action to every host, train for one epoch, and replace the hosts whose episode has ended.
+
+        Args:
+            actions: One row per host, as `fleet.space.action` returns it. Illegal actions are refused, and count as
+                waiting.
+
+        Returns:
+            The signals for the next decision, the signals this one led to, and which episodes ended.
+        """
         refused, train_loss, measured = self.fleet.decide(actions)
         self.age = self.age + 1
         chance, flops = self.setting.chance, self.flops().double()
@@ -147,30 +202,17 @@ class FleetEnv:
         ended = sick | over
         test = None
         if bool(ended.any()):  # waits for the device
+            if self.on_end is not None:
+                self.on_end(ended)
             test = None if self.test is None else self.fleet.evaluate_on(self.test)
             self.age = torch.where(over, 0, self.age)
-            # A host that falls sick is replaced by one of its own seed, which lives out the group's time.
+            # A failed host's replacement has a seed of its own, and lives until its group's episode ends.
             measured = _choose(ended, self.renew(ended, over), measured)
             signals = _choose(ended, self.first_signals(measured), now)
         self.good = Good(self.fleet.state, self.fleet.vitals, measured)
         return Step(signals, final, penalty, refused, sick, truncated, test)
 
 
-def setting_of(fleet: Fleet, episode: int) -> Setting:
-    """What a controller needs to know of a fleet's hosts."""
-    stream = fleet.slots[0].stream
-    bare = fleet.trunk.layout.num_parameters
-    return Setting(
-        space=fleet.space,
-        episode=episode,
-        chance=fleet.objective.chance(fleet.num_outputs),
-        guess=fleet.objective.guess(fleet.num_outputs),
-        parameters=bare,
-        families=tuple(blueprint(name, stream).spec.family for name in fleet.space.blueprints),
-        seed_parameters=fleet.seed_sizes[:, :, Graft.ADD] / bare,
-    )
-
-
 def _choose(rows: Bool[Tensor, " N"], yes: Record, no: Record) -> Record:
-    """One record's rows where `rows`, the other's elsewhere."""
+    """Return a record with the rows of `yes` where `rows` is true, and of `no` elsewhere."""
     return tree_map(lambda a, b: torch.where(rows.view(-1, *[1] * (b.ndim - 1)), a, b), yes, no)

@@ -12,10 +12,12 @@ from torch.utils._pytree import tree_map
 
 from esper.kasmina.cost import BACKWARD, host_flops, seed_flops
 from esper.kasmina.gates import LifecycleConfig
-from esper.kasmina.host import num_parameters
+from esper.kasmina.host import Host
+from esper.kasmina.hosts import build_host
 from esper.kasmina.lifecycle import apply, empty_slots, incubating, legal, speaking, tick, unmeasured
 from esper.kasmina.slots import build_seed
 from esper.leyline.actions import Graft
+from esper.leyline.errors import EsperError
 from esper.leyline.rng import Purpose, key, permutation
 from esper.leyline.specs import HostSpec
 from esper.leyline.state import NO_BLUEPRINT, SlotState, Split, Task, Vitals
@@ -37,6 +39,7 @@ from esper.tolaria.capture import Program, Programs
 from esper.tolaria.config import Engine, TrainConfig, check_fit
 from esper.tolaria.memory import MemoryEstimator
 from esper.tolaria.network import Bucket, Network, where
+from esper.tolaria.setting import seed_sizes, tabulate
 from esper.tolaria.stack import Stack, step
 
 Norms = dict[Kind | None, Float[Tensor, " R"]]
@@ -89,7 +92,7 @@ class Fleet:
         self.slots, self.space = self.network.slots, self.network.space
         self.memory = MemoryEstimator(self.network, engine, self.train_data[0].dtype, spec.inputs)
         self.memory.chunks(self.num_hosts, self.config.batch_size, {}, 0)  # raises if the bare hosts do not fit
-        self.seed_sizes = self.of_seeds(lambda s, name, graft: num_parameters(build_seed(self.slots[s], name, graft)))
+        self.seed_sizes = seed_sizes(self.slots, self.space).to(self.device)
         self.epoch = torch.zeros_like(self.rng_seeds)
         self.state = empty_slots(self.num_hosts, len(self.slots), self.device)
         self.vitals = unmeasured(self.state)
@@ -108,7 +111,7 @@ class Fleet:
 
     @cached_property
     def seed_flops(self) -> Int[Tensor, "S K G"]:
-        return self.of_seeds(lambda s, name, graft: seed_flops(self.slots[s], name, graft))
+        return tabulate(self.slots, self.space, seed_flops).to(self.device)
 
     @property
     def trunk(self) -> Stack:
@@ -122,14 +125,6 @@ class Fleet:
         """A step size for each host and its seeds."""
         self.lr.copy_(lr)
         self.seed_lr.copy_(lr[:, None])
-
-    def of_seeds(self, cost: Callable[[int, str, Graft], int]) -> Int[Tensor, "S K G"]:
-        """Something of every possible seed, by slot, blueprint and graft."""
-        grid = [
-            [[cost(s, name, graft) for graft in Graft] for name in self.space.blueprints]
-            for s in range(len(self.slots))
-        ]
-        return torch.tensor(grid, device=self.device)
 
     def seeds_in_slots(self, table: Int[Tensor, "S K G"], state: SlotState) -> Int[Tensor, "N S"]:
         """Each slot's entry in such a table; 0 where there is no seed."""
@@ -147,6 +142,39 @@ class Fleet:
         unknown = unmeasured(empty)
         self.vitals = Vitals(*(where(fresh, new, old) for new, old in zip(unknown, self.vitals, strict=True)))
         self.tend(SlotState(*(where(fresh, new, old) for new, old in zip(empty, self.state, strict=True))), fresh)
+
+    @torch.no_grad()
+    def host(self, n: int) -> Host:
+        """Return host `n` as an ordinary model: a copy with its weights, seeds, grafts and alphas.
+
+        The copy shares no memory with the fleet, lives on the fleet's device and has the dtype of its parameters.
+        A `FleetEnv` replaces a host when its episode ends; pass it an `on_end` to copy hosts before that.
+
+        Args:
+            n: Index of the host, from 0.
+
+        Raises:
+            EsperError: If the fleet has no host of that index.
+
+        Example:
+            >>> esper.save_model("grown.safetensors", fleet.host(3))
+        """
+        if not 0 <= n < self.num_hosts:
+            raise EsperError(f"n must be from 0 to {self.num_hosts - 1}, the hosts of this fleet, not {n}")
+        host = build_host(self.spec).to(self.device, self.engine.dtype)
+        for name, stacked in self.trunk.layout.views(self.trunk.flat).items():
+            host.get_parameter(name).copy_(stacked[n])
+        for kind, bucket in self.buckets.items():
+            for row in np.flatnonzero(bucket.hosts == n):
+                graft = Graft(int(self.state.graft[n, kind.slot]))
+                seed = build_seed(self.slots[kind.slot], kind.blueprint, graft).to(self.device, self.engine.dtype)
+                stacked = bucket.stack.layout.views(bucket.stack.flat)
+                for name, p in seed.named_parameters():
+                    p.copy_(stacked[name][row])
+                host.slot(kind.slot).plant(seed)
+        for s in range(len(self.slots)):
+            host.slot(s).alpha.copy_(self.state.alpha[n, s])
+        return host
 
     def growth(self, state: SlotState) -> Float[Tensor, " N"]:
         """Parameters of all seeds, silent ones too, over those of the bare host."""

@@ -1,4 +1,4 @@
-"""One host, trained and grown in plain PyTorch: slow, obvious, and the standard that the fleet is held to."""
+"""Train and grow one host in plain PyTorch: the reference that fleets are tested against."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -18,13 +18,14 @@ from esper.leyline.lifecycle import Stage
 from esper.leyline.reports import EpochReport, SlotReport
 from esper.leyline.rng import Purpose, key, permutation
 from esper.leyline.specs import HostSpec
-from esper.leyline.state import NO_BLUEPRINT, SlotState, Split, Task, Vitals
+from esper.leyline.state import NO_BLUEPRINT, Setting, Signals, SlotState, Split, Task, Vitals
 from esper.tolaria.config import TrainConfig, check_fit
+from esper.tolaria.setting import make_setting, seed_sizes
 from esper.tolaria.surgery import TRUNK, add_group, make_optimizer, remove_group
 
 
 class Evaluation(NamedTuple):
-    """How a host does on the validation data."""
+    """Mean loss, metric and score of a host on the validation data."""
 
     loss: float
     metric: float
@@ -32,7 +33,28 @@ class Evaluation(NamedTuple):
 
 
 class HostTrainer:
-    """A host, its optimiser and the life of its slots. One `decide` is one decision and one epoch."""
+    """One host, its optimizer and the state of its slots, trained on the CPU.
+
+    `decide` takes an action and trains for one epoch. To let a policy choose the actions, see `esper.grow_host`.
+
+    Args:
+        spec: Host to build, for example from `esper.weak_host`. Its inputs and outputs must be those of the task.
+        task: Data to train and to validate on.
+        config: Optimizer settings and batch size.
+        lifecycle: Gates that seeds must pass, and the epochs they spend in each stage.
+        rng_seed: Seed of the host's weights, its seeds' weights and its data order. Equal seeds give equal results.
+        dtype: Precision of weights and examples.
+
+    Raises:
+        EsperError: If the host does not fit the task, or the batch size exceeds the training data.
+
+    Example:
+        >>> task = esper.load_task("mnist1d")
+        >>> trainer = esper.HostTrainer(esper.weak_host("cnn1d", task.spec.inputs, task.spec.outputs), task)
+        >>> report = trainer.decide(trainer.space.action("GERMINATE", slot="s0", blueprint="conv_heavy"))
+        >>> report = trainer.decide(trainer.space.action("WAIT"))
+        >>> esper.save_model("grown.safetensors", trainer.host)
+    """
 
     def __init__(
         self,
@@ -55,29 +77,75 @@ class HostTrainer:
         self.vitals = unmeasured(self.state)
 
     def decide(self, action: Sequence[int]) -> EpochReport:
-        """Carry out one action (`self.space.action(...)`) and live through the epoch that follows."""
-        no = self.act(action)
+        """Apply one action, train for one epoch, and evaluate the host and each of its seeds.
+
+        Args:
+            action: One choice per head, as `trainer.space.action` returns it. An illegal action is refused and counts
+                as waiting.
+
+        Returns:
+            What was done, what it cost, and the results on the validation data.
+
+        Raises:
+            EsperError: If the action does not have one choice per head, or its seed cannot be built in its slot.
+        """
+        refused = self.act(action)
         self.begin_epoch()
         train_loss, norms, pulls = self.train_epoch()
         evaluation = self.evaluate()
         self.vitals = self.examine(train_loss, norms, evaluation)._replace(pull=pulls[None].to(self.state.alpha))
         self.epoch += 1
-        return self.report(action, no, train_loss, evaluation)
+        return self.report(action, refused, train_loss, evaluation)
 
     def legal(self) -> Tensor:
-        """Which op may be used on which slot now, (O, S)."""
+        """Return a mask of the ops that are legal on each slot, (O, S)."""
         return legal(self.state, self.vitals, self.lifecycle)[0]
 
     def act(self, action: Sequence[int]) -> bool:
-        """Carry out one action; True if it was refused and nothing changed."""
+        """Apply one action without training; return whether it was illegal and changed nothing."""
         if len(action) != len(Head):
-            raise EsperError(f"an action has {len(Head)} choices, one for each head, not {len(action)}")
+            raise EsperError(
+                f"an action has {len(Head)} choices, one for each head, not {len(action)}; make it with space.action()"
+            )
         allowed = legal(self.state, self.vitals, self.lifecycle)
-        state, no = apply(self.state, torch.tensor([action]), allowed, self.space.sizes)
+        state, refused = apply(self.state, torch.tensor([action]), allowed, self.space.sizes)
         self.tend(state)
-        return bool(no)
+        return bool(refused)
+
+    def setting(self, episode: int) -> Setting:
+        """Return what a policy needs to know of this host, for an episode of so many decisions."""
+        slots, bare = self.host.slot_specs, num_parameters(self.host.segments)
+        return make_setting(self.task.spec, slots, self.space, seed_sizes(slots, self.space), bare, episode)
+
+    def signals(self, age: int, report: EpochReport | None = None) -> Signals:
+        """Return the host's measurements in the form that policies read, as a fleet of one host.
+
+        Args:
+            age: Decisions since the policy took over.
+            report: Report of the last epoch; None before the first, when the host is evaluated here.
+        """
+        if report is None:
+            measured, train_loss, flops = self.evaluate(), torch.nan, 0
+        else:
+            measured = Evaluation(report.validation_loss, report.metric, report.score)
+            train_loss, flops = report.train_loss, report.flops
+        loss, metric, score = (torch.tensor([x], dtype=self.dtype) for x in measured)
+        return Signals(
+            score=score,
+            metric=metric,
+            loss=loss,
+            train_loss=torch.tensor([train_loss], dtype=torch.float64),
+            growth=torch.tensor([num_parameters(self.host.slots)]) / num_parameters(self.host.segments),
+            flops=torch.tensor([flops], dtype=torch.float64),
+            age=torch.tensor([age]),
+            sibling=torch.ones(1, dtype=torch.bool),
+            legal=legal(self.state, self.vitals, self.lifecycle),
+            slots=self.state,
+            vitals=self.vitals,
+        )
 
     def begin_epoch(self) -> None:
+        """Advance stages and alphas by one epoch, and set the learning rate of each seed."""
         self.tend(tick(self.state, self.vitals, self.lifecycle))
         rate = self.config.seed_rate(self.state.seed_age)[0]
         for group in self.optimizer.param_groups:
@@ -85,7 +153,7 @@ class HostTrainer:
                 group["lr"] = self.config.lr * rate[self.space.slots.index(group["name"])].item()
 
     def tend(self, state: SlotState) -> None:
-        """Take on a state, modules and optimiser groups included: plant newborns, uproot the pruned, set alpha."""
+        """Make host and optimizer agree with a new state: plant newborn seeds, remove pruned ones, set alpha."""
         for s, spec in enumerate(self.host.slot_specs):
             slot, blueprint = self.host.slot(s), int(state.blueprint[0, s])
             if slot.seed is None and blueprint != NO_BLUEPRINT:
@@ -101,9 +169,11 @@ class HostTrainer:
         self.state = state
 
     def train_epoch(self) -> tuple[float, dict[str, float], Tensor]:
-        """One pass over the training data.
+        """Train for one pass over the training data.
 
-        Returns the mean loss, and mean gradient norms: of each optimiser group, and of the streams at slots.
+        Returns:
+            The mean loss; the mean gradient norm of each optimizer group; and the mean norm of the loss's gradient with
+            respect to the stream at each slot.
         """
         x, y = self.task.train
         size = self.config.batch_size
@@ -119,9 +189,13 @@ class HostTrainer:
         return sum(losses) / len(losses), mean, torch.stack(pulls).mean(0)
 
     def gradients(self, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
-        """Gradients of the host on one batch, and of each incubating seed on the same batch as if it were heard.
+        """Compute the gradients of one batch.
 
-        Returns the loss, and the norm of its gradient with respect to what each slot was given.
+        An incubating seed gets the gradient of the loss with the seed at its alpha target; everything else gets that of
+        the host's own loss.
+
+        Returns:
+            The loss, and the norm of its gradient with respect to the stream at each slot.
         """
         self.optimizer.zero_grad()
         streams: list[Tensor] = []
@@ -140,7 +214,7 @@ class HostTrainer:
         return loss.item(), torch.stack([stream.grad.norm() for stream in streams if stream.grad is not None])
 
     def step(self) -> dict[str, float]:
-        """Clip each group by itself, then step. Returns the norms before clipping."""
+        """Clip each optimizer group separately, take a step, and return the norms before clipping."""
         norms = {
             group["name"]: nn.utils.clip_grad_norm_(group["params"], self.config.clip).item()
             for group in self.optimizer.param_groups
@@ -153,7 +227,11 @@ class HostTrainer:
 
     @torch.no_grad()
     def evaluate(self, alphas: Mapping[int, Tensor] | None = None) -> Evaluation:
-        """How the host does on the validation data, with some slots' alpha replaced."""
+        """Evaluate the host on the validation data.
+
+        Args:
+            alphas: Values to use instead of the alpha of some slots, by slot index.
+        """
         objective, (x, y) = self.task.spec.objective, self.task.validation
         out = self.host(x, alphas)
         metric = objective.metric(out, y).mean()
@@ -161,7 +239,10 @@ class HostTrainer:
         return Evaluation(objective.loss(out, y).mean().item(), metric.item(), score.item())
 
     def examine(self, train_loss: float, norms: Mapping[str, float], now: Evaluation) -> Vitals:
-        """The vitals after an epoch. A seed contributes what switching it off would cost, or on would bring."""
+        """Return the vitals after an epoch.
+
+        The contribution of a seed is the score with it minus the score without it.
+        """
         vitals = unmeasured(self.state)
         finite = torch.tensor([train_loss, now.loss, norms[TRUNK]]).isfinite().all()
         vitals.sane[0] = finite & all_finite(self.host.segments)
@@ -180,7 +261,10 @@ class HostTrainer:
         return vitals
 
     def flops(self) -> int:
-        """What this epoch cost. A silent seed's side row is a whole row: the host, all who speak, and the seed."""
+        """Return the FLOPs of one epoch: training, incubation and evaluation, counterfactuals included.
+
+        An incubating seed costs a second pass through the host and all audible seeds.
+        """
         seeds = {
             s: seed_flops(spec, seed.blueprint, seed.graft)
             for s, spec in enumerate(self.host.slot_specs)
@@ -192,7 +276,7 @@ class HostTrainer:
         trained = len(self.task.train.x) // self.config.batch_size * self.config.batch_size
         return (1 + BACKWARD) * trained * (heard + side) + len(self.task.validation.x) * (heard + without)
 
-    def report(self, action: Sequence[int], no: bool, train_loss: float, evaluation: Evaluation) -> EpochReport:
+    def report(self, action: Sequence[int], refused: bool, train_loss: float, evaluation: Evaluation) -> EpochReport:
         op = action[Head.OP]
         slots = []
         for s, spec in enumerate(self.host.slot_specs):
@@ -209,7 +293,7 @@ class HostTrainer:
         return EpochReport(
             epoch=self.epoch - 1,
             op=Op(op).name if 0 <= op < len(Op) else str(op),
-            refused=no,
+            refused=refused,
             train_loss=train_loss,
             validation_loss=evaluation.loss,
             metric=evaluation.metric,
@@ -222,7 +306,7 @@ class HostTrainer:
 
 
 def _cast(split: Split, dtype: torch.dtype) -> Split:
-    """The examples, and targets that are not classes, in the host's precision."""
+    """Convert examples, and targets that are not class indices, to the host's precision."""
     return Split(*(part.to(dtype) if part.is_floating_point() else part for part in split))
 
 

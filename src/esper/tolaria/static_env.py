@@ -1,4 +1,4 @@
-"""Hosts that need not grow: they have a grown host's seeds from the beginning, with fresh weights."""
+"""Train grown topologies from scratch: hosts that have all their seeds from the first epoch."""
 
 import torch
 from jaxtyping import Int
@@ -12,25 +12,31 @@ from esper.tolaria.fleet import Fleet
 
 
 class StaticEnv(FleetEnv):
-    """Every host begins with the seeds of a topology, at the alpha they had there, for good. Whoever falls sick is
-    replaced by a bare host."""
+    """An environment whose hosts start with the seeds of a given topology, fossilized, with fresh weights.
+
+    Seeds keep the alpha they had in the topology. A failed host is replaced by a bare one.
+    """
 
     def __init__(self, fleet: Fleet, topology: SlotState, config: EnvConfig, test: Split | None = None) -> None:
         super().__init__(fleet, config, test)
         self.topology = topology
 
     def flops(self) -> Int[Tensor, " N"]:
-        """Nobody asks what its seeds are worth."""
+        """Return the FLOPs of the last epoch, without counterfactuals: no decision depends on them."""
         return self.fleet.flops(counterfactuals=False)
 
     def reset(self) -> Signals:
         super().reset()
-        fleet, then = self.fleet, self.topology
+        fleet, topology = self.fleet, self.topology
         empty = empty_slots(fleet.num_hosts, len(fleet.slots), fleet.device)
-        held = (then.blueprint != NO_BLUEPRINT) & (then.alpha > 0)
-        given = {name: getattr(then, name) for name in ("blueprint", "graft", "alpha")}
-        given |= {"alpha_target": then.alpha, "alpha_start": then.alpha, "births": torch.ones_like(then.births)}
-        given["stage"] = torch.full_like(then.stage, Stage.FOSSILIZED)
+        held = (topology.blueprint != NO_BLUEPRINT) & (topology.alpha > 0)
+        given = {name: getattr(topology, name) for name in ("blueprint", "graft", "alpha")}
+        given |= {
+            "alpha_target": topology.alpha,
+            "alpha_start": topology.alpha,
+            "births": torch.ones_like(topology.births),
+        }
+        given["stage"] = torch.full_like(topology.stage, Stage.FOSSILIZED)
         fleet.tend(empty._replace(**{name: torch.where(held, x, getattr(empty, name)) for name, x in given.items()}))
         measured = fleet.evaluate()
         self.good = Good(fleet.state, fleet.vitals, measured)

@@ -1,0 +1,47 @@
+"""Tell a controller what all hosts of one spec have in common."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from esper.kasmina.blueprints import blueprint
+from esper.kasmina.host import num_parameters
+from esper.kasmina.slots import build_seed
+from esper.leyline.actions import ActionSpace, Graft
+from esper.leyline.specs import SlotSpec, TaskSpec
+from esper.leyline.state import Setting
+
+SeedTable = Int[Tensor, "S K G"]
+
+
+def tabulate(slots: Sequence[SlotSpec], space: ActionSpace, value: Callable[[SlotSpec, str, Graft], int]) -> SeedTable:
+    """Return a value of every possible seed, by slot, blueprint and graft."""
+    return torch.tensor(
+        [[[value(slot, name, graft) for graft in Graft] for name in space.blueprints] for slot in slots]
+    )
+
+
+def seed_sizes(slots: Sequence[SlotSpec], space: ActionSpace) -> SeedTable:
+    """Return the number of parameters of every possible seed."""
+    return tabulate(slots, space, lambda slot, name, graft: num_parameters(build_seed(slot, name, graft)))
+
+
+def make_setting(
+    task: TaskSpec, slots: Sequence[SlotSpec], space: ActionSpace, sizes: SeedTable, bare: int, episode: int
+) -> Setting:
+    """Return the setting of hosts with `bare` parameters before growth, for episodes of `episode` decisions.
+
+    `sizes` are the parameters of every possible seed.
+    """
+    stream = slots[0].stream
+    return Setting(
+        space=space,
+        episode=episode,
+        chance=task.objective.chance(task.outputs),
+        guess=task.objective.guess(task.outputs),
+        parameters=bare,
+        families=tuple(blueprint(name, stream).spec.family for name in space.blueprints),
+        seed_parameters=sizes[:, :, Graft.ADD] / bare,
+    )
