@@ -29,9 +29,7 @@ def test_without_a_gpu_its_recipes_say_so(name):
     if torch.cuda.is_available():
         assert recipe(name).engine.place().type == "cuda"
     else:
-        with pytest.raises(
-            EsperError, match=r"device 'cuda' is not available on this machine; use .*--engine.device cpu"
-        ):
+        with pytest.raises(EsperError, match=r"device 'cuda' is not available on this machine; use .*--device cpu"):
             recipe(name).build()
 
 

@@ -1,8 +1,11 @@
 """Options of `esper bench`: the measurements, which need torch, are imported when they run."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from tyro.conf import arg
+
+from esper.cli.flags import Flag, optional
 from esper.cli.sizes import Size
 from esper.leyline.errors import EsperError
 
@@ -19,24 +22,24 @@ class BenchFleet:
     fp32 on the same workload.
     """
 
-    device: str | None = None
-    """Device to run on: cpu or cuda. Default: the GPU if there is one."""
-    workload: tuple[str, ...] = ("mnist1d",)
-    """Hosts and batches: mnist1d (widths 8-8-8, batch 64), tiny2d (8×8 pixels, 16-32-64, batch 64), cifar (32×32,
-    32-64-128, batch 128), small2d (32×32, 8-16-32, batch 512)."""
-    hosts: tuple[int, ...] | None = None
-    """Fleet sizes to measure. Default: 1 4 16 64, on a GPU also 256 1024."""
-    seeds: tuple[Seeds, ...] = ("none", "one", "full", "live")
+    device: Annotated[str | None, optional("DEVICE", "the GPU if there is one")] = None
+    """Device to run on: cpu or cuda."""
+    workload: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = ("mnist1d",)
+    """Hosts and batches to measure: mnist1d (widths 8-8-8, batch 64), tiny2d (8×8 pixels, widths 16-32-64, batch 64),
+    cifar (32×32 pixels, widths 32-64-128, batch 128), small2d (32×32 pixels, widths 8-16-32, batch 512)."""
+    hosts: Annotated[tuple[int, ...] | None, optional("N ...", "1 4 16 64, on a GPU also 256 1024")] = None
+    """Fleet sizes to measure."""
+    seeds: Annotated[tuple[Seeds, ...], arg(metavar="SEEDS ...")] = ("none", "one", "full", "live")
     """Seeds in each host: none; one; full: one in every slot; live: random legal actions in staggered episodes."""
-    precision: tuple[Precision, ...] | None = None
-    """Precisions to measure. Default: fp32, on a GPU also bf16."""
-    decisions: int | None = None
-    """Decisions of a live fleet. Default: 25, on a GPU 200."""
-    memory_budget: Size = None
-    """Memory of a fleet, such as 2GB; batches are split until they fit. Default: no limit."""
-    quick: bool = False
+    precision: Annotated[tuple[Precision, ...] | None, optional("PRECISION ...", "fp32, on a GPU also bf16")] = None
+    """Precisions to measure: fp32, bf16."""
+    decisions: Annotated[int | None, optional("N", "25, on a GPU 200")] = None
+    """Decisions of a live fleet."""
+    memory_budget: Annotated[Size, optional("SIZE", "no limit")] = None
+    """Memory that a fleet may use, such as 2GB; batches are split until they fit."""
+    quick: Flag = False
     """Give a coarse answer in less than a minute on two cores."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object instead of a table."""
 
     def run(self) -> None:
@@ -55,19 +58,19 @@ class BenchPPO:
     a shared LSTM.
     """
 
-    device: str = "cpu"
+    device: Annotated[str, arg(metavar="DEVICE")] = "cpu"
     """Device for Esper: cpu or cuda. The others always run on the CPU."""
-    who: tuple[Learner, ...] = ("esper", "sb3_recurrent", "sb3_maskable")
-    """Learners to measure."""
-    minibatches: tuple[int, ...] | None = None
-    """Optimizer steps of one update. Default: 1 4 8, with --quick 1 4."""
+    who: Annotated[tuple[Learner, ...], arg(metavar="NAME ...")] = ("esper", "sb3_recurrent", "sb3_maskable")
+    """Learners to measure: esper, sb3_recurrent, sb3_maskable."""
+    minibatches: Annotated[tuple[int, ...] | None, optional("N ...", "1 4 8, with --quick 1 4")] = None
+    """Minibatches of one update."""
     hosts: int = 8
     """Episodes in the rollout."""
     decisions: int = 150
     """Decisions of each episode."""
-    quick: bool = False
+    quick: Flag = False
     """Give a coarse answer in less than a minute on two cores."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object instead of a table."""
 
     def run(self) -> None:
@@ -95,11 +98,11 @@ class BenchPrecision:
     Weights at the start, data order and growth are the same; the difference in J has a 95 % interval.
     """
 
-    device: str = "cuda"
+    device: Annotated[str, arg(metavar="DEVICE")] = "cuda"
     """CUDA device to run on."""
-    task: str = "planted"
+    task: Annotated[str, arg(metavar="NAME")] = "planted"
     """Task to train on, one of `esper tasks`."""
-    host: str = "mlp"
+    host: Annotated[str, arg(metavar="KIND")] = "mlp"
     """Kind of host, such as cnn1d."""
     hosts: int = 30
     """Hosts in each fleet."""
@@ -107,7 +110,7 @@ class BenchPrecision:
     """Epochs of training."""
     rent: float = 0.02
     """Price of growth: J = score - rent * ln(1 + growth)."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object instead of lines."""
 
     def run(self) -> None:

@@ -59,6 +59,8 @@ COMMANDS: dict[str, Command | Group] = {
         },
     ),
 }
+WIDTH = 80
+"""Columns of help texts."""
 HELP = ("-h", "--help")
 FLAGS = {
     "--help": "Show this help; after a command, the help of that command.",
@@ -109,7 +111,7 @@ def overview(group: Group, prog: str) -> str:
 
     parts = [
         f"usage: {prog} COMMAND ...",
-        fill(group.summary, 80),
+        fill(group.summary, WIDTH),
         listed("commands", {name: command.summary for name, command in group.commands.items()}),
         listed("flags", flags),
         f"`{prog} COMMAND --help` shows the flags of a command.",
@@ -121,7 +123,10 @@ def _parse_one(kind: Any, prog: str, rest: Sequence[str], arguments: Sequence[st
     """Parse the flags of one command; unknown flags of `train` are left for its recipe."""
     import tyro
 
-    options: dict[str, Any] = {"prog": prog, "description": getdoc(kind), "config": (tyro.conf.OmitArgPrefixes,)}
+    summary, *details = (getdoc(kind) or "").split("\n\n")
+    details = [fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ") for text in details]
+    options: dict[str, Any] = {"prog": prog, "description": "\n".join([summary, *details])}
+    options["config"] = (tyro.conf.OmitArgPrefixes,)
     if prog == "esper train":
         names = [argument for argument in rest if not argument.startswith("-")]
         if names and {*HELP} & {*rest}:

@@ -13,6 +13,8 @@ COLUMNS = ("metric", "IQM", "growth", "parameters", "FLOPs", "time", "J", "ahead
 """Columns of an exam's table, cells of its arms."""
 DROPPED_FIRST = ("time", "FLOPs", "parameters", "IQM", "metric", "P(better)", "growth", "J")
 """Columns that a narrow terminal leaves out, in this order."""
+MIDDLE = 20
+"""Widest column between the first and the last of a list."""
 PIPE_WIDTH = 136
 """Columns of an exam's table where output is no terminal: enough for all of it."""
 
@@ -23,11 +25,10 @@ def literal_console(stderr: bool = False) -> Console:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table whose last column wraps; the others are as wide as their text."""
+    """Print a table: the first column is never broken, the others wrap at words."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for heading in headings[:-1]:
-        table.add_column(heading, no_wrap=True)
-    table.add_column(headings[-1], overflow="fold")
+    for n, heading in enumerate(headings):
+        table.add_column(heading, no_wrap=n == 0, max_width=MIDDLE if 0 < n < len(headings) - 1 else None)
     for row in rows:
         table.add_row(*row)
     literal_console().print(table)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-import tyro
-from tyro.conf import OmitArgPrefixes
+from tyro.conf import OmitArgPrefixes, Positional, Suppress
 
 from esper.cli.console import literal_console, show_exam
+from esper.cli.flags import Flag, optional
 from esper.cli.report import write_report
 from esper.cli.sizes import Size, size_in_bytes
 from esper.leyline.errors import EsperError, FileError
@@ -37,32 +37,28 @@ class Exam:
     what is examined, and its folder keeps the report. Controller files need --tasks, --images or --text.
     """
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN ...]")] = ()
-    """Folders of finished runs, or controller files. Default: the shipped controller, on tasks that it was not trained
-    on."""
+    runs: Annotated[tuple[Path, ...], Positional, optional("[RUN ...]", "the shipped controller, on new tasks")] = ()
+    """Folders of finished runs, or controller files."""
     exam: OmitArgPrefixes[ExamConfig] = ExamConfig()
-    tasks: tuple[str, ...] = ()
-    """Settings to examine on: mnist1d (or only mnist1d-4, -8, -16), spirals, planted, digits (or only digits-4, -6), or
-    all. Default: those of the recipe."""
-    images: Path | None = None
+    tasks: Annotated[tuple[str, ...], optional("NAME ...", "those of the recipe")] = ()
+    """Settings to examine on: mnist1d (or mnist1d-4, -8, -16 alone), spirals, planted, digits (or -4, -6), or all."""
+    images: Annotated[Path | None, optional("PATH", "none")] = None
     """Images to examine on, alone or with --tasks: an .npz file or a folder."""
-    text: Path | None = None
-    """Text file to examine on, character by character, alone or with --tasks."""
-    plan: tuple[Path, ...] = ()
-    """Growth plans to compare as well: JSON files with a list such as [{"decision": 0, "op": "GERMINATE", "slot":
-    "s0"}]."""
-    quick: bool = False
-    """Give a coarse answer, as often as you like: only never, random and the heuristic, at the recipe's learning rate,
-    in at most six of its settings, on development hosts and validation data."""
-    device: str | None = None
-    """Device to run on: cpu or cuda. Default: the recipe's; cpu for the shipped controller."""
-    memory_budget: Size = None
-    """Memory of a fleet, such as 20GB; batches are split until they fit. Default: a third of the GPU's."""
-    out: Path | None = None
-    """Folder for this exam. Default: the first run's; controller files have none."""
-    json: bool = False
+    text: Annotated[Path | None, optional("FILE", "none")] = None
+    """Text to examine on, character by character, alone or with --tasks."""
+    plan: Annotated[tuple[Path, ...], optional("FILE ...", "none")] = ()
+    """Growth plans that take part, each a JSON list such as [{"decision": 0, "op": "GERMINATE", "slot": "s0"}]."""
+    quick: Flag = False
+    """Give a coarse answer: three baselines, one learning rate, at most six settings, validation data."""
+    device: Annotated[str | None, optional("DEVICE", "the recipe's; cpu for the shipped controller")] = None
+    """Device to run on: cpu or cuda."""
+    memory_budget: Annotated[Size, optional("SIZE", "a third of the GPU's memory")] = None
+    """Memory that a fleet may use, such as 20GB; batches are split until they fit."""
+    out: Annotated[Path | None, optional("FOLDER", "that of the first run")] = None
+    """Folder that stores this exam; without it, exams of controller files are stored nowhere."""
+    json: Flag = False
     """Print one JSON object per setting."""
-    given: tyro.conf.Suppress[tuple[str, ...]] = ()
+    given: Suppress[tuple[str, ...]] = ()
     """The arguments as typed."""
 
     def run(self) -> None:
@@ -167,9 +163,7 @@ class Exam:
     def asked(self, folders: Sequence[RunFolder], fleets: Sequence[FleetConfig]) -> Recipe:
         """Return the recipe to examine under: the first run's, or one made of the settings for controller files."""
         if not folders and not fleets:
-            raise EsperError(
-                "a controller file has no settings of its own to be examined on: add --tasks, --images or --text"
-            )
+            raise EsperError("a controller file names no settings to examine it on: add --tasks, --images or --text")
         found = Recipe.revived(folders[0].config()) if folders else Recipe(name="exam", fleets=tuple(fleets))
         if self.device is not None:
             found = replace(found, engine=Engine.on(self.device))

@@ -5,18 +5,19 @@ from dataclasses import dataclass
 from inspect import getdoc
 from typing import Annotated
 
-import tyro
+from tyro.conf import Positional
 
 from esper.cli.console import print_table
+from esper.cli.flags import Flag, optional
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipes:
     """List the recipes of `esper train`, or show one in full."""
 
-    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = None
+    name: Annotated[str | None, Positional, optional("[NAME]", "list all")] = None
     """Recipe to show in full."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object."""
 
     def run(self) -> None:
@@ -44,7 +45,7 @@ def summary_and_time(doc: str, device: str) -> tuple[str, str]:
 class Tasks:
     """List the tasks that hosts can be trained on."""
 
-    json: bool = False
+    json: Flag = False
     """Print one JSON array."""
 
     def run(self) -> None:
@@ -61,7 +62,7 @@ class Tasks:
 class Blueprints:
     """List the blueprints, the kinds of seeds, of each stream."""
 
-    json: bool = False
+    json: Flag = False
     """Print one JSON array."""
 
     def run(self) -> None:

@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
+from esper.cli.flags import RunDir
 from esper.leyline.errors import EsperError, FileError
 from esper.telemetry import RunFolder
 
@@ -18,8 +16,8 @@ class Report:
     The file holds its pictures, which are written to pictures/ as well.
     """
 
-    run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """The run's folder."""
+    run_dir: RunDir
+    """Folder of the run."""
 
     def run(self) -> None:
         path = write_report(RunFolder.open(self.run_dir))

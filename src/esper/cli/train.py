@@ -1,4 +1,4 @@
-"""`esper train`, `esper resume` and `esper recipes`."""
+"""`esper train` and `esper resume`."""
 
 import json as json_module
 import shlex
@@ -23,16 +23,16 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bars
-from rich.table import Table
 from tyro.conf import OmitArgPrefixes
 
-from esper.cli.console import show_exam
+from esper.cli.console import literal_console, show_exam
 from esper.cli.exam import cost
+from esper.cli.flags import Flag, optional
 from esper.cli.report import write_report
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.json_records import jsonable
 from esper.leyline.reports import ExamReport, Life, UpdateReport
-from esper.recipes import RECIPES, Recipe, recipe
+from esper.recipes import Recipe, recipe
 from esper.recipes.exam import QUICK, SIMPLE, held_one_by_one
 from esper.recipes.warm_start import Progress, begin, folder_of
 from esper.simic.checkpoint import load_training_run, save_training_run
@@ -45,6 +45,7 @@ from esper.tasks import load_task
 from esper.telemetry import SINKS, Board, RunFolder, Sink, SinkName
 from esper.telemetry.board import RECENT, duration, line
 from esper.telemetry.folder import LOGS, environment
+from esper.tolaria import Engine
 
 REPORT = "report.html"
 PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
@@ -55,9 +56,9 @@ PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 class Listening:
     """Where the reports of a run go besides its folder."""
 
-    log: tuple[SinkName, ...] = ()
+    log: Annotated[tuple[SinkName, ...], optional("NAME ...", "none")] = ()
     """Trackers that get every update as well: tensorboard, wandb, mlflow."""
-    json: bool = False
+    json: Flag = False
     """Print each update as one line of JSON."""
 
     def check(self) -> None:
@@ -133,18 +134,20 @@ def _carefully(name: str, do: Callable[..., object], *arguments: object) -> bool
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """Train a controller with a recipe, and write a run folder that can be resumed at any time.
+    """Train a controller with a recipe, and write a run folder.
 
-    Every field of a recipe is a flag, such as `--learn.updates 10`: `esper train RECIPE --help` explains them, and
-    `esper recipes RECIPE` shows their values.
+    A run can be stopped and resumed at any time. Every field of a recipe is a flag, such as `--learn.updates 10`:
+    `esper train RECIPE --help` explains them, and `esper recipes RECIPE` shows their values.
     """
 
     recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
     """Name of a recipe; `esper recipes` lists them."""
-    run_dir: Path | None = None
-    """Folder of the run; default: a new folder under runs/."""
-    rng_seed: int | None = None
-    """Random seed of the controller, its learning and its hosts; default: the recipe's."""
+    run_dir: Annotated[Path | None, optional("FOLDER", "a new folder under runs/")] = None
+    """Folder of the run."""
+    rng_seed: Annotated[int | None, optional("N", "the recipe's")] = None
+    """Random seed of the controller, its learning and its hosts."""
+    device: Annotated[str | None, optional("DEVICE", "the recipe's")] = None
+    """Device to run on, with its usual precision: cpu (fp32) or cuda (bf16)."""
     listening: OmitArgPrefixes[Listening] = Listening()
     changes: tyro.conf.Suppress[tuple[str, ...]] = field(default=())
     """Flags of the recipe."""
@@ -166,12 +169,16 @@ class Train:
     def command(self) -> str:
         """Return the command that makes this run again."""
         seed = () if self.rng_seed is None else ("--rng-seed", str(self.rng_seed))
-        return shlex.join(["esper", "train", self.recipe, *seed, *self.changes])
+        device = () if self.device is None else ("--device", self.device)
+        return shlex.join(["esper", "train", self.recipe, *seed, *device, *self.changes])
 
     def asked(self) -> Recipe:
         """Return the recipe with its flags applied."""
         plain = recipe(self.recipe)
         self._suggest(plain)
+        if self.device is not None:
+            usual = Engine.on(self.device)
+            plain = replace(plain, engine=replace(plain.engine, device=usual.device, precision=usual.precision))
         changed = tyro.cli(Recipe, default=plain, args=list(self.changes), prog=f"esper train {self.recipe}")
         if changed.warm_start.run:
             changed = continued(changed, plain)
@@ -179,7 +186,7 @@ class Train:
 
     def _suggest(self, plain: Recipe) -> None:
         """Refuse a misspelt flag of `train` itself, which the parser of the recipe's flags cannot know."""
-        own = ("--run-dir", "--rng-seed", "--log", "--json")
+        own = ("--run-dir", "--rng-seed", "--device", "--log", "--json")
         for flag in (change.partition("=")[0] for change in self.changes if change.startswith("--")):
             close = get_close_matches(flag.replace("_", "-"), own, n=1, cutoff=0.75)
             if close and flag.removeprefix("--").partition(".")[0] not in plain.plain():
@@ -198,7 +205,10 @@ def print_recipe_help(name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """Continue a run from its last checkpoint, as if it had never stopped."""
+    """Continue a run from its last checkpoint.
+
+    The result is that of a run that never stopped.
+    """
 
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
@@ -208,7 +218,7 @@ class Resume:
         self.listening.check()
         folder = RunFolder.open(self.run_dir)
         with folder.alone(), warnings_once():
-            asked, console = Recipe.revived(folder.config()), Console(stderr=self.listening.json)
+            asked, console = Recipe.revived(folder.config()), literal_console(stderr=self.listening.json)
             if folder.done:
                 complete(folder, console)
                 return
@@ -216,31 +226,6 @@ class Resume:
             if before != threads:
                 warnings.warn(f"begun with {before} threads, gone on with {threads}: bits may differ", stacklevel=1)
             go_on(folder, asked, self.listening, pick_up(folder, asked))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipes:
-    """List the recipes of `esper train`, or show every value of one."""
-
-    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = None
-    """Name of the recipe to show; default: list them all."""
-    json: bool = False
-    """Print one JSON object."""
-
-    def run(self) -> None:
-        if self.name is not None:
-            print(json_module.dumps(recipe(self.name).plain(), indent=None if self.json else 2))
-        elif self.json:
-            print(json_module.dumps({name: _summary(name) for name in RECIPES}))
-        else:
-            table = Table("recipe", "description")
-            for name in RECIPES:
-                table.add_row(name, _summary(name))
-            Console().print(table)
-
-
-def _summary(name: str) -> str:
-    return (RECIPES[name].__doc__ or "").strip()
 
 
 def continued(asked: Recipe, plain: Recipe) -> Recipe:
@@ -271,7 +256,7 @@ class Position:
 
 def go_on(folder: RunFolder, asked: Recipe, listening: Listening, at: Position) -> None:
     """Train through all stages to the end, or until a signal asks to stop; either way nothing is lost."""
-    console, stages = Console(stderr=listening.json), asked.stages
+    console, stages = literal_console(stderr=listening.json), asked.stages
     board = Board(str(folder.path), asked.updates, folder.reports())
     with stopping() as stop, listening.told(folder, asked, len(board.reports)) as tell:
         while not stop():

@@ -4,13 +4,11 @@ import shlex
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
 
-import tyro
 from rich.live import Live
 
 from esper.cli.console import literal_console
+from esper.cli.flags import Flag, RunDir
 from esper.leyline.errors import EsperError
 from esper.telemetry import Board, RunFolder
 
@@ -19,9 +17,9 @@ from esper.telemetry import Board, RunFolder
 class Watch:
     """Show the progress of a run from another terminal."""
 
-    run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """The run's folder."""
-    once: bool = False
+    run_dir: RunDir
+    """Folder of the run."""
+    once: Flag = False
     """Print the current state and exit."""
     every: float = 1.0
     """Seconds between refreshes."""
@@ -32,7 +30,7 @@ class Watch:
         from esper.recipes import Recipe  # imports torch, which --help does without
 
         folder, console = RunFolder.open(self.run_dir), literal_console()
-        board = Board(str(folder.path), Recipe.revived(folder.config()).learn.updates, folder.reports())
+        board = Board(str(folder.path), Recipe.revived(folder.config()).updates, folder.reports())
         if self.once:
             console.print(board)
         else:

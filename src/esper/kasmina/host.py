@@ -70,7 +70,10 @@ def _slot_specs(spec: HostSpec, segments: Sequence[nn.Module], stream: Stream) -
         try:
             x = segment(x)
         except (RuntimeError, IndexError, TypeError) as error:
-            raise EsperError(f"segment {s} of host {spec.kind!r} fails on inputs {spec.inputs}: {error}") from error
+            raise EsperError(
+                f"host {spec.kind!r} with widths {list(spec.widths)} cannot take inputs of shape {spec.inputs}: its"
+                f" segment {s} fails; choose another kind of host or other widths"
+            ) from error
         slots.append(SlotSpec(f"s{s}", stream, tuple(x.shape[1:])))
         if x.ndim - 1 != STREAM_AXES[stream]:
             raise EsperError(f"segment {s} of host {spec.kind!r} gives {slots[-1].shape}, which is no {stream} stream")

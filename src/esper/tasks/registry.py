@@ -1,6 +1,7 @@
 """Tasks by name: what comes with Esper, and what you register."""
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
@@ -37,6 +38,13 @@ def unregister_task(name: str) -> None:
 
 def task_names() -> tuple[str, ...]:
     return tuple(_tasks)
+
+
+def task_summary(name: str) -> str:
+    """Return the first sentence of the docstring of a task's builder; empty if it has none."""
+    build = _builder(name)
+    paragraph = (inspect.getdoc(getattr(build, "func", build)) or "").partition("\n\n")[0]
+    return re.split(r"(?<=[.?!])\s", " ".join(paragraph.split()), maxsplit=1)[0]
 
 
 def load_task(name: str, /, **options: object) -> Task:
