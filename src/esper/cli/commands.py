@@ -7,12 +7,13 @@ from difflib import get_close_matches
 from importlib import import_module
 from inspect import getdoc
 from textwrap import fill
-from typing import Annotated, Any, NoReturn, Protocol, Union
+from typing import Annotated, Any, NoReturn, Protocol, Union, runtime_checkable
 
 from esper import __version__
 from esper.leyline.errors import EsperError, unknown
 
 
+@runtime_checkable
 class Runnable(Protocol):
     """A parsed command."""
 

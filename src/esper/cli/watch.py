@@ -27,9 +27,9 @@ class Watch:
     def run(self) -> None:
         if not self.every > 0:
             raise EsperError(f"every must be positive, not {self.every}")
-        from esper.recipes import Recipe  # imports torch, which --help does without
-
         folder, console = RunFolder.open(self.run_dir), literal_console()
+        from esper.recipes import Recipe  # imports torch, which help and typos do without
+
         board = Board(str(folder.path), Recipe.revived(folder.config()).updates, folder.reports())
         if self.once:
             console.print(board)

@@ -48,7 +48,7 @@ def _spirals(hosts: int, examples: int, episode: int, group: int) -> FleetConfig
 
 
 def digits() -> Recipe:
-    """Handwritten digits (8 × 8 pixels) with small 2-D CNN hosts; for 2 CPU cores."""
+    """Handwritten digits (8 × 8 pixels) with small 2-D CNN hosts; 7 minutes on 2 CPU cores."""
     env, train = EnvConfig(episode=12, group=8), TrainConfig(lr=2e-2)
     fleet = FleetConfig(task="digits", host="cnn2d", widths=(8, 8), hosts=24, train=train, env=env)
     return _recipe("digits", fleet, updates=20)
@@ -72,7 +72,7 @@ def mnist1d() -> Recipe:
 
 
 def mnist1d_gpu() -> Recipe:
-    """MNIST-1D with 256 hosts at a time and episodes of 20 epochs; for a GPU."""
+    """MNIST-1D with 256 hosts at a time and episodes of 20 epochs; 4 minutes on an H200 GPU."""
     return _for_a_gpu("mnist1d_gpu", replace(setting("mnist1d-8"), hosts=256))
 
 
@@ -110,19 +110,19 @@ def _for_a_gpu(name: str, *fleets: FleetConfig) -> Recipe:
 
 
 def cifar10() -> Recipe:
-    """CIFAR-10 from a local file (`--fleets.0.options.path FILE`); for a GPU."""
+    """CIFAR-10 from a local file (`--fleets.0.options.path FILE`); 40 minutes on an H200 GPU."""
     return replace(_for_a_gpu("cifar10", images("cifar10.npz")), controller=GPU)
 
 
 def characters() -> Recipe:
-    """A text file (`--fleets.0.options.path FILE`), character by character, with small transformer hosts."""
+    """A text file (`--fleets.0.options.path FILE`), character by character; hours on 2 CPU cores."""
     fleet = text("text.txt")
     env, train = replace(fleet.env, group=8), replace(fleet.train, batch_size=32)
     return _recipe("characters", replace(fleet, hosts=16, env=env, train=train), updates=20)
 
 
 def reviewed() -> Recipe:
-    """MNIST-1D with the PPO settings of the system that was reviewed before Esper: one epoch, episodes of 25 epochs."""
+    """MNIST-1D with the PPO settings of the system reviewed before Esper; 15 minutes on 2 CPU cores."""
     fleet = FleetConfig(task="mnist1d", host="cnn1d", widths=(8, 8, 8), hosts=8, env=EnvConfig(episode=25))
     learn = LearnConfig(
         updates=20, ppo=PPOConfig(**REVIEWED, group_baseline=False), collect=CollectConfig(terminal=False)
