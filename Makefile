@@ -2,15 +2,23 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+DEMO := .venv/.demo
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .PHONY: demo test check mutants format bench docs clean
 
-$(READY): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+
+$(DEMO): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[data,plot]'
 	touch $@
 
-demo: $(READY)  ## the main job: train a controller on MNIST-1D, hold its exam, write the report
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[dev]'
+	touch $(DEMO) $@
+
+demo: $(DEMO)  ## train a controller on MNIST-1D, hold its exam, write the report; installs no developer tools
 	$(BIN)/esper train mnist1d
 
 test: $(READY)  ## everything, slow learning tests included

@@ -318,7 +318,7 @@ def test_an_anomaly_is_printed_once_and_counted():
     assert second.endswith("2 s to go")
     assert "to go" not in third
     assert anomaly == "  ratio explosion ([op]): why; what to do"
-    assert count == "ratio explosion ([op]): 2 updates in all"
+    assert count == "  ratio explosion ([op]), 2 updates so far"
 
 
 def test_progress_is_lines_with_the_time_to_go_where_nothing_can_be_redrawn(monkeypatch):

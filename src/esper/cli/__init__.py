@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from esper.cli.commands import parse
+from esper.cli.threads import let_waiting_threads_sleep
 from esper.leyline.errors import EsperError
 
 
@@ -11,6 +12,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run `esper`. An error is one sentence and exit code 2; with `--debug` anywhere, it is a traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
+    let_waiting_threads_sleep()
     try:
         parse([argument for argument in given if argument != "--debug"]).run()
     except EsperError as error:

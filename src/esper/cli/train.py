@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -43,7 +42,7 @@ from esper.tamiyo.features import HIDEABLE
 from esper.tamiyo.policies import LearnedPolicy
 from esper.tasks import load_task
 from esper.telemetry import SINKS, Board, RunFolder, Sink, SinkName
-from esper.telemetry.board import RECENT, duration, line
+from esper.telemetry.board import RECENT, duration
 from esper.telemetry.folder import LOGS, environment
 from esper.tolaria import Engine
 
@@ -95,27 +94,12 @@ class Listening:
             with Live(board, console=console, auto_refresh=False) as live:
                 yield lambda report: live.refresh()
         else:
-            with _anomalies_once(console) as anomalies:
-                yield lambda report: _print_line(report, board, console, anomalies)
+            yield lambda report: _print_line(board, console)
 
 
-@contextmanager
-def _anomalies_once(console: Console) -> Iterator[Counter[tuple[str, str]]]:
-    """Yield a count of anomalies by kind and place, and print at the end which of them came more than once."""
-    counts: Counter[tuple[str, str]] = Counter()
-    try:
-        yield counts
-    finally:
-        for (kind, where), count in counts.items():
-            if count > 1:
-                console.print(f"{kind} ({where}): {count} updates in all", **PLAIN)
-
-
-def _print_line(report: UpdateReport, board: Board, console: Console, anomalies: Counter[tuple[str, str]]) -> None:
-    """Print an update and the time to go; of its anomalies those that are new."""
-    new = [found for found in report.anomalies if (found.kind, found.where) not in anomalies]
-    anomalies.update((found.kind, found.where) for found in report.anomalies)
-    first, *rest = line(replace(report, anomalies=tuple(new))).split("\n")
+def _print_line(board: Board, console: Console) -> None:
+    """Print the last update and the time to go."""
+    first, *rest = board.line().plain.split("\n")
     left = board.updates - len(board.reports)
     recent = [sum(old.seconds.values()) for old in board.reports[-RECENT:]]
     to_go = f"  {duration(left * sum(recent) / len(recent))} to go" if left and recent else ""

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from esper.leyline.errors import EsperError
 from esper.leyline.reports import UpdateReport
-from esper.telemetry.board import told
+from esper.telemetry.board import describe
 from esper.telemetry.scalars import scalars
 
 SinkName = Literal["tensorboard", "wandb", "mlflow"]
@@ -34,7 +34,7 @@ class TensorBoard:
         for name, value in scalars(report).items():
             self.writer.add_scalar(name, value, report.update)
         for anomaly in report.anomalies:
-            self.writer.add_text("anomalies", told(anomaly), report.update)
+            self.writer.add_text("anomalies", describe(anomaly), report.update)
 
     def close(self) -> None:
         self.writer.close()
