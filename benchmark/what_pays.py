@@ -1,6 +1,6 @@
-"""What would pay, and what do controllers plant? For every slot and blueprint of a setting: how large the seed is (in
-hosts), how far a host with this one seed from the beginning ends above one that never grows, in score and in J, and how
-often it is planted in a life of some trainings. On hosts for trying things out, validation data.
+"""Which seeds pay, and which do controllers plant? Prints for every slot and blueprint of a setting the size of the
+seed (in hosts), how far a host with only this seed from the beginning ends above one that never grows, in score and in
+J, and how many of them controllers plant in an episode; on development hosts and validation data.
 
 python benchmark/what_pays.py digits-6 [--fleets 14 15] [--images cifar10.npz --text tale.txt] [--widths 4 8 16] \
     [--device cuda]
@@ -35,10 +35,10 @@ class Question:
     images: Path | None = None
     text: Path | None = None
     widths: tuple[int, ...] = ()
-    """Of hosts, instead of those of the settings."""
+    """Widths of the hosts, instead of the settings' own."""
     hosts: int = 8
     runs: tuple[Path, ...] = tuple(sorted(Path(__file__).parent.glob("controllers/p?")))
-    """Of trainings."""
+    """Folders or files of controllers."""
     device: str = "cpu"
 
     def run(self) -> None:
