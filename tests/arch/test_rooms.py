@@ -95,7 +95,7 @@ WAITS = {
         "_broken": "once an update",
     },
     "tamiyo/heads.py": {"check": "never in a loop"},
-    "tolaria/fleet.py": {"known": "once a decision", "plan": "only where seeds are switched over on request"},
+    "tolaria/fleet.py": {"known": "once a decision", "assignment": "only where seeds are switched over on request"},
     "tolaria/network.py": {"tend": "once a decision; what follows is numpy's"},
     "tolaria/env.py": {"step": "once a decision: has any life ended?"},
     "tolaria/governor.py": {"restore": "only where a host has fallen sick"},

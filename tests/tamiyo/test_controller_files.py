@@ -45,7 +45,7 @@ def test_one_that_means_other_things_is_refused(field, value, tmp_path):
 
 
 def without(names, feature, tensors, weight):
-    """A file of the time before there was a feature."""
+    """Return names and tensors as if a feature had not existed."""
     kept = [i for i in range(tensors[weight].shape[1]) if i >= len(names) or names[i] != feature]
     return [name for name in names if name != feature], tensors | {weight: tensors[weight][:, kept]}
 

@@ -101,7 +101,7 @@ SLOTS = {
 
 @pytest.mark.parametrize(("table", "expected"), [(HOST_FEATURES, HOST), (SLOT_FEATURES, SLOTS)])
 def test_every_feature_reads_what_it_says(table, expected):
-    """What may be unknown is so somewhere, reads 0 there, and is marked."""
+    """Values that may be unknown are unknown for some host, read 0 there, and are marked."""
     values = features(HAND_MADE)[expected is SLOTS]
     columns = dict(zip(column_names(table), values.unbind(-1), strict=True))
     for name, numbers in expected.items():
@@ -115,7 +115,7 @@ def test_every_feature_reads_what_it_says(table, expected):
 
 @cache
 def life(kind: str) -> list[View]:
-    """Of three hosts, from birth to the fourth decision; the first of them plants a seed at once."""
+    """Return the views of three hosts up to their fourth decision; the first plants a seed at once."""
     env = make_env(kind, 3, episode=6)
     signals, fresh = env.reset(), torch.ones(3, dtype=torch.bool)
     history = remember(empty_history(3, CPU), signals, fresh)
@@ -157,7 +157,7 @@ HIDDEN = {"telemetry": {"healthy": 0.0, "share": 0.0, "no_share": 1.0}, "size": 
 
 
 def test_a_hidden_group_reads_as_unknown():
-    """And everything else is left as it is, which a NaN says."""
+    """All other columns are NaN: they stay unchanged."""
     assert set(HIDDEN) == set(HIDEABLE)
     for groups in ([], ["telemetry"], ["size"], ["telemetry", "size"]):
         found = {}
@@ -174,7 +174,7 @@ def test_names_are_unique():
 
 
 def test_history_by_hand():
-    """The second host's first life ends after three decisions. A rise of less than a thousandth is none."""
+    """The second host is replaced after three decisions. A rise of less than 0.001 does not count."""
     lives = [
         ([0.3, 0.5], [NAN, NAN], [True, True]),
         ([0.5, 0.6], [2.0, 1.0], [False, False]),

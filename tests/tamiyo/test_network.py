@@ -1,4 +1,4 @@
-"""The policy transfers: slots and blueprints are what they are, not where they stand in a list."""
+"""The controller transfers: it knows slots and blueprints by their descriptors, not by their index."""
 
 import math
 from dataclasses import replace
@@ -38,13 +38,13 @@ CONTROLLER = controller_of()
 
 
 def in_sequence(*observations: Observation) -> Observation:
-    """Decisions one after the other."""
+    """Stack observations into a sequence of decisions."""
     parts = [torch.stack(xs) for xs in zip(*(o.features for o in observations), strict=True)]
     return Observation(Features(*parts), *(torch.stack(xs) for xs in zip(*(o[1:] for o in observations), strict=True)))
 
 
 def judge(observation, action, controller=CONTROLLER):
-    """The same decisions, as sequences of one."""
+    """Judge decisions as sequences of length one."""
     with torch.no_grad():
         return controller.judge(in_sequence(observation), controller.blank(len(action), CPU), action[None])
 
@@ -64,7 +64,7 @@ def permuted(observation: Observation, slots=None, blueprints=None) -> Observati
 
 
 def log_probs(observation: Observation, op: Op, slot: int):
-    """Of every slot given the op, and of every blueprint given that slot."""
+    """Return the log-probabilities of every slot given the op, and of every blueprint given that slot."""
     one = in_sequence(observation)
     hosts = len(observation.legal)
     with torch.no_grad():
@@ -131,7 +131,7 @@ def test_any_number_of_slots_and_blueprints(slots):
 
 
 def test_padding_changes_nothing():
-    """Slots and blueprints that another fleet has and this one has not."""
+    """Padding stands for slots and blueprints that only another fleet has."""
     observation = seen(slots=3, blueprints=4)
     f, legal, paid, described = observation
     wide = Observation(
@@ -148,7 +148,7 @@ def test_padding_changes_nothing():
 
 
 def test_descriptors_by_hand():
-    """A family, or none that is known, and the size in a slot."""
+    """A one-hot family, or the place for unknown ones, and the size in a slot."""
     table = describe(("conv", "my own", "norm"), torch.tensor([[0.5, 2.0, 0.0], [1.0, 3.0, 4.0]]))
     conv, other, norm = [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 1], [1, 0, 0, 0, 0, 0]
     expected = [
@@ -159,7 +159,7 @@ def test_descriptors_by_hand():
 
 
 def test_a_blueprint_registered_after_training_can_be_chosen():
-    """It is known by what it is: a family and a size."""
+    """The controller knows it by its family and size."""
     table = describe(("conv", "my own"), torch.tensor([[0.5, 2.0], [0.5, 2.0]]))
     observation = seen(hosts=200, slots=2, blueprints=2)._replace(blueprints=table.expand(200, 2, 2, DESCRIPTORS))
     uniform = torch.rand(200, num_draws(2, 2), generator=torch.Generator().manual_seed(0)).clamp(1e-6, 1 - 1e-6)
@@ -168,7 +168,7 @@ def test_a_blueprint_registered_after_training_can_be_chosen():
 
 @given(st.integers(0, 100_000))
 def test_no_illegal_choice_is_ever_sampled(rng_seed):
-    """Nor a blueprint that is not affordable, where any is."""
+    """Nor is a blueprint that is not affordable, unless none is."""
     generator = torch.Generator().manual_seed(rng_seed)
     paid = torch.rand(8, 4, 5, generator=generator) < 0.4
     observation = seen(hosts=8, rng_seed=rng_seed)._replace(affordable=paid)
@@ -180,7 +180,7 @@ def test_no_illegal_choice_is_ever_sampled(rng_seed):
 
 
 def test_every_choice_has_a_uniform_number_of_its_own():
-    """One after the other, heads in order: the one that is almost 1 decides its head."""
+    """In the order of heads and choices: a number close to 1 decides its head."""
     sizes = (len(Op), 3, 4, *TAIL_SIZES)
     draws = num_draws(3, 4)
     assert draws == sum(sizes)
@@ -203,7 +203,7 @@ def test_samples_follow_their_probabilities(rng):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_illegal_choices_are_impossible_in_every_precision(dtype):
-    """However low the legal ones are; and a finite number tells it, which no ratio turns into NaN."""
+    """Even with very low logits of legal choices; their log-probability is finite, so that ratios are never NaN."""
     logits = torch.tensor([[-60_000.0, -60_000.0, 0.0], [1.0, 2.0, 3.0]]).to(dtype)
     found = masked(logits, torch.tensor([True, True, False]).expand(2, 3))
     expected = torch.tensor([[log(1 / 2), log(1 / 2)], [-log(1 + math.e), -log(1 + 1 / math.e)]])
@@ -231,7 +231,7 @@ def test_probabilities_of_legal_choices_sum_to_one(choices, rng_seed):
 
 
 def test_entropy_by_hand():
-    """Over that of a uniform choice among the legal; 0 where there is only one. Gradients are finite."""
+    """Divided by that of a uniform legal choice; 0 with one legal choice. Gradients are finite."""
     probabilities = torch.tensor([[0.2] * 5, [0.5, 0.25, 0.25, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0, 0.0], [1.0, 0, 0, 0, 0]])
     logits = probabilities.log().nan_to_num(neginf=0.0).requires_grad_()
     mask = probabilities > 0
@@ -247,7 +247,7 @@ def test_an_empty_mask_is_an_error():
 
 
 def test_the_budget_limits_what_may_be_planted():
-    """To what it holds, and not less."""
+    """A seed that uses up the budget exactly is affordable."""
     sizes = torch.tensor([[0.5, 2.0], [1.0, 4.0]])
     paid = affordable(torch.tensor([0.0, 3.0, 3.0]), torch.tensor([1.0, 3.5, 3.2]), sizes)
     first, none = [True, False], [False, False]
@@ -260,7 +260,7 @@ def test_the_budget_limits_what_may_be_planted():
 
 
 def test_looking_keeps_to_the_budget():
-    """With what slots cost: 0.1 to 0.4, 0.5 to 1.8, 0.9 to 2."""
+    """Seeds cost 0.1 to 0.4, 0.5 to 1.8 and 0.9 to 2 in the three slots."""
     view = make_view([[Stage.DORMANT, Stage.DORMANT, Stage.HOLDING]] * 2, growth=[0.0, 1.0], budget=[0.45, 1.55])
     found, legal, paid = look(view)
     assert all(torch.equal(a, b) for a, b in zip(found, features(view), strict=True))
@@ -270,7 +270,7 @@ def test_looking_keeps_to_the_budget():
 
 
 def test_judged_shares_of_legal_choices_by_hand():
-    """The second host plants nothing, and may name any blueprint."""
+    """The second host plants nothing, so that any blueprint is legal."""
     legal = torch.zeros(2, len(Op), 4, dtype=torch.bool)
     legal[:, Op.WAIT] = legal[0, Op.GERMINATE, 1] = legal[0, Op.PRUNE, 2:] = True
     paid = torch.zeros(2, 4, 5, dtype=torch.bool)
@@ -350,7 +350,7 @@ def test_at_slot_takes_each_hosts_own_slot():
 
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_judging_a_life_repeats_what_was_thought_while_acting(recurrent, rng):
-    """A life that goes on, from what is remembered of its beginning."""
+    """The sequence begins within an episode, from the hidden state at that point."""
     controller = controller_of(recurrent=recurrent)
     life = [seen(rng_seed=decision) for decision in range(4)]
     start = memory = HiddenState(*(torch.randn(x.shape, generator=rng) for x in controller.blank(3, CPU)))
@@ -369,7 +369,7 @@ def test_judging_a_life_repeats_what_was_thought_while_acting(recurrent, rng):
 
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_a_batch_of_one_is_a_batch(recurrent):
-    """E6: one API. Whoever sits beside a host changes nothing of what is decided for it."""
+    """E6: one API. A host's decisions do not depend on the other hosts of its batch."""
     controller = controller_of(recurrent=recurrent)
     observation = seen(hosts=5)
     draws = torch.rand(5, num_draws(4, 5), generator=torch.Generator().manual_seed(1))

@@ -1,4 +1,4 @@
-"""Rule-based policies do what they say, legally, and the heuristic brings seeds all the way."""
+"""Baseline policies act legally and as documented, and the heuristic fossilizes seeds."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ POLICIES = {
 
 
 class Watched:
-    """A policy, and all that it decided."""
+    """A policy that records its decisions."""
 
     def __init__(self, policy):
         self.policy, self.name, self.actions, self.stages, self.legal = policy, "watched", [], [], []
@@ -85,7 +85,7 @@ def test_the_heuristic_passes_the_gates_and_fossilizes():
 
 
 def decide(policy, view, fresh=None, uniform=None):
-    """What it decides; without `fresh` for hosts that have just been born."""
+    """Return a policy's decisions; by default, those of fresh hosts."""
     hosts = len(view.signals.age)
     if fresh is None:
         policy.begin(SETTING, hosts, CPU)
@@ -109,7 +109,7 @@ D, T, B, H, F, P, E = (
 
 
 def test_a_plan_is_followed_in_time_and_once_a_life():
-    """In order of time and not of writing; s0 is closed when its time comes; the second host dies after three."""
+    """Steps are taken in order of decision; s0 is not legal when due; the second host is replaced after three."""
     policy = FixedPlan(
         [
             PlanStep(4, {"op": "GERMINATE", "slot": "s0"}),
@@ -243,7 +243,7 @@ def test_rules_plant_when_they_say(name):
 
 
 def learned(**options) -> LearnedPolicy:
-    """With preferences that what it sees and remembers can turn around."""
+    """Return a policy whose preferences depend on its observations and hidden state."""
     controller = controller_for()
     for layer in (controller.op[-1], controller.tail[-1]):
         layer.weight.data *= 1e3
@@ -279,7 +279,7 @@ def test_a_greedy_policy_takes_the_likeliest_choices(rng):
 
 
 def test_side_by_side_gives_every_policy_its_hosts():
-    """In turns; and a plan that is there twice is followed twice."""
+    """Hosts alternate between policies; a plan that is listed twice is followed twice."""
     plan = FixedPlan([PlanStep(0, {"op": "GERMINATE", "slot": "s1"})])
     policy, planted = SideBySide([Never(), plan, plan]), written("GERMINATE", slot="s1")
     policy.begin(SETTING, 6, CPU)

@@ -1,4 +1,4 @@
-"""Recorded programs: which are found again, and which are forgotten."""
+"""The cache of captured programs: which are found again, and which are evicted."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from esper.tolaria.capture import Program, Programs
 
 
 class Tapes(Programs):
-    """Records what was asked for instead of a CUDA graph."""
+    """A cache that records its requests instead of capturing CUDA graphs."""
 
     def _record(self, name, function, inputs, warm_up, kinds) -> Program:
         tape = Program.__new__(Program)

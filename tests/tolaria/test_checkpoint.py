@@ -1,4 +1,4 @@
-"""Environments as tensors: all that the next decision depends on is restored, or nothing is."""
+"""Checkpoints restore everything that the next decision depends on, or nothing."""
 
 import json
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def parts(thing: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def everything(env: FleetEnv) -> dict[str, Tensor]:
-    """Copies of all tensors that an env and its fleet consist of, whatever they are called."""
+    """Copy all tensors of an env and its fleet, found by reflection."""
     fleet, network = env.fleet, env.fleet.network
     owned = {name: x for name, x in vars(fleet).items() if name not in ACCUMULATORS}
     found = dict(parts(vars(env), "env")) | dict(parts(owned, "fleet"))
@@ -48,7 +48,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def lived(actions_seed: int, decisions: int, **options) -> FleetEnv:
-    """Four hosts in the middle of their lives, after random legal actions."""
+    """Four hosts in the middle of their episodes, after random legal actions."""
     env = EnvConfig(episode=7, group=2, staggered=True, **options.pop("env", {}))
     hasty = LifecycleConfig(training=1, min_prune_age=0)
     world = FleetEnv(small_fleet(4, lifecycle=hasty, **options), env)

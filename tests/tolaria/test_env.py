@@ -1,4 +1,4 @@
-"""Lives in a fleet: they end on time, begin afresh, and siblings differ only by what is done to them."""
+"""Episodes end on time, fresh hosts replace old ones, and hosts of a group differ only by their actions."""
 
 from itertools import combinations
 
@@ -88,9 +88,9 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def test_lives_that_end_by_sickness_and_by_time():
-    """Two groups of two, lives of four decisions.
+    """Two groups of two, episodes of four decisions.
 
-    Host 1 falls sick after its second, its successor after the third, host 2 after the last. All others end in time.
+    Host 1 fails at the second decision, its replacement at the third, host 2 at the last. All others end on time.
     """
     world = FleetEnv(small_fleet(4), EnvConfig(episode=4, group=2, penalty=0.25))
     fleet, wait = world.fleet, WAIT[:4]
@@ -152,7 +152,7 @@ def test_lives_that_end_by_sickness_and_by_time():
 
 
 def test_a_death_leaves_what_is_known_of_the_others_alone():
-    """The last good epoch of a host with a speaking seed, which another's end came between."""
+    """The last good epoch of a host with an audible seed, after another host was replaced."""
     world = FleetEnv(small_fleet(2, lifecycle=LifecycleConfig(training=1)), EnvConfig(episode=9))
     wait, flat = WAIT[:2], world.fleet.trunk.flat
     world.reset()
@@ -169,7 +169,7 @@ def test_a_death_leaves_what_is_known_of_the_others_alone():
 
 
 def test_the_test_score_is_that_of_the_life_that_ends():
-    """As the same host says that lives on."""
+    """It equals that of a copy of the host that is not replaced."""
     task = toy_task("mlp", 20)
     test = Split(task.train.x + 1, task.train.y)
     ends, lives = (FleetEnv(small_fleet(2), EnvConfig(episode=episode), test) for episode in (2, 9))

@@ -1,4 +1,4 @@
-"""What a fleet costs, what it counts, and what it can be asked."""
+"""The cost, growth, contributions and random numbers of fleets."""
 
 from itertools import combinations
 
@@ -31,7 +31,7 @@ class Counter(TorchDispatchMode):
 
 
 class TwoLayers(nn.Module):
-    """A blueprint of someone else's: torch's own layers, weights drawn in the constructor."""
+    """A user's blueprint: torch layers, with weights drawn in the constructor."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def test_blueprints_that_nobody_uses_cost_nothing(request):
 
 
 def test_a_blueprint_of_anyone_elses_works_in_a_fleet(strangers):
-    """Weights, growth and all, as in a host alone."""
+    """Weights and growth equal those of a host trained alone."""
     config = TrainConfig(batch_size=32)
     fleet = Fleet(SPECS["mlp"], toy_task("mlp", 64), range(3), config)
     alone = [toy_trainer("mlp", rng_seed=n, config=config, examples=64) for n in range(3)]
@@ -105,7 +105,7 @@ def lived(kind: str, num_hosts: int = 5, decisions: int = 7) -> tuple[Fleet, lis
 
 @pytest.mark.parametrize("kind", SPECS)
 def test_it_can_be_asked_what_a_host_would_be_without_some_seeds(kind):
-    """All off, and any pair switched over: what the host alone says of the same question."""
+    """With all audible seeds off, or any pair switched, losses equal those of the host trained alone."""
     fleet, alone = lived(kind)
     living = fleet.state.blueprint >= 0
     loud = speaking(fleet.state)
@@ -127,7 +127,7 @@ def test_it_can_be_asked_what_a_host_would_be_without_some_seeds(kind):
 
 
 def test_accumulators_are_allocated_once():
-    """Losses, gradient norms, parameters and moments stay where they are from one epoch to the next."""
+    """Losses, gradient norms, parameters and moments keep their memory addresses over epochs."""
     fleet = Fleet(SPECS["mlp"], toy_task("mlp", 64), range(4), TrainConfig(batch_size=32))
     fleet.decide(torch.tensor([fleet.space.action("GERMINATE", slot="s0", blueprint="mlp")] * 4))
     places = []
@@ -196,9 +196,9 @@ def test_flops_and_growth_by_hand():
 
 
 def guessing_fleet() -> Fleet:
-    """Hosts that answer 0 whatever they are asked, unless a seed in s1 raises their first channel by more than 0.4.
+    """Hosts that always predict 0, unless a seed in s1 raises their first channel by more than 0.4.
 
-    Then they answer 2. Seeds in s0 are not heard by anything. Of the 8 validation examples 2 are 0, 1 is 1 and 5 are 2.
+    Then they predict 2. Seeds in s0 have no effect. Of the 8 validation examples 2 are 0, 1 is 1 and 5 are 2.
     """
     x, y = torch.zeros(32, 6), torch.tensor([0, 0, 1, 2, 2, 2, 2, 2]).repeat(4)
     task = Task(TaskSpec("guess", (6,), 3, CLASSIFICATION), Split(x, y), Split(x[:8], y[:8]))
@@ -224,7 +224,7 @@ def guessing_fleet() -> Fleet:
 
 
 def test_contributions_by_hand():
-    """What a speaking seed adds, and what a silent one would add at its target; nothing of slots without seeds."""
+    """What an audible seed adds, and what a silent one would add at its alpha target; NaN without a seed."""
     measured = guessing_fleet().evaluate()
     assert measured.score.tolist() == [0.25, 0.625, 0.25, 0.25, 0.25]
     none = float("nan")
@@ -233,7 +233,7 @@ def test_contributions_by_hand():
 
 
 def test_hosts_are_evaluated_on_the_data_given():
-    """With the seeds that speak, and without asking what they are worth."""
+    """With their audible seeds, and without contributions."""
     fleet = guessing_fleet()
     measured = fleet.evaluate_on(Split(torch.zeros(4, 6), torch.tensor([0, 0, 0, 2])))
     assert measured.score.tolist() == [0.75, 0.25, 0.75, 0.75, 0.75]
@@ -262,7 +262,7 @@ def test_every_slot_keeps_its_identity(num_slots):
 
 
 def test_vitals_by_hand():
-    """Losses, norms and weights on both sides of what is sane and healthy, with other numbers for every host."""
+    """Losses, norms and weights on both sides of each threshold, with different numbers for every host."""
     fleet = small_fleet(6)
     sow(fleet, {(n, 0): Sown("norm") for n in (2, 3, 4, 5)} | {(5, 1): Sown("norm", alpha=1.0)})
     fleet.state.stage[4, 0] = 1  # GERMINATED: it does not learn yet
@@ -292,7 +292,7 @@ def test_vitals_by_hand():
 
 
 def test_every_host_and_every_epoch_has_its_own_batches():
-    """Without learning, a loss says which examples it is of: the first of the host's shuffle that fill a batch."""
+    """With a learning rate of 0, the loss tells which examples were used: those of the host's own shuffle."""
     config = TrainConfig(batch_size=32, lr=1e-12)
     fleet = Fleet(SPECS["mlp"], toy_task("mlp", 63), [5, 6, 7], config)
     fleet.trunk.flat[1:] = fleet.trunk.flat[0]
@@ -334,7 +334,7 @@ def test_a_step_size_reaches_a_host_and_its_seeds():
 
 
 def test_a_silent_seed_learns_the_same_alone_and_among_others():
-    """Rows that only pad an assignment teach nobody."""
+    """Padding rows add no gradient."""
     config = TrainConfig(batch_size=32, optimizer="sgd", lr=0.1, clip=1e6)
     lone, among = (
         sow(small_fleet(3, config=config), {(n, 1): Sown("mlp") for n in hosts}) for hosts in ((1,), (0, 1, 2))

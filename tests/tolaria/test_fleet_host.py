@@ -85,6 +85,30 @@ def test_it_is_the_host_that_was_trained_alone(kind):
     assert fleet.host(1).growth == alone.host.growth
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", SPECS)
+def test_a_host_of_a_fleet_on_a_gpu_is_a_model_there(kind, tmp_path):
+    """It loads on a machine without one, and answers within what devices differ by."""
+    task = toy_task(kind, 72, dtype=torch.float64)
+    fleet = Fleet(
+        SPECS[kind], task, range(5), TrainConfig(batch_size=32), engine=Engine(device="cuda", precision="fp64")
+    )
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(8):
+        fleet.decide(random_legal(fleet.legal().cpu(), fleet.space.sizes, generator).cuda())
+    assert fleet.buckets
+    expected = outputs(fleet, fleet.validation_data.x)
+    for n in range(5):
+        host = fleet.host(n)
+        assert {x.device.type for x in host.state_dict().values()} == {"cuda"}
+        save_model(tmp_path / "model.safetensors", host)
+        loaded = load_model(tmp_path / "model.safetensors", lambda: build_host(SPECS[kind]))
+        with torch.no_grad():
+            torch.testing.assert_close(host(fleet.validation_data.x), expected[n], rtol=0, atol=1e-6)
+            torch.testing.assert_close(loaded(task.validation.x), expected[n].cpu(), rtol=0, atol=1e-6)
+
+
 def test_it_shares_nothing_with_its_fleet():
     fleet = sow(small_fleet(3), {(n, 0): Sown("mlp", alpha=0.5) for n in range(3)})
     host, before = fleet.host(1), {name: p.clone() for name, p in rows_of(fleet, 1).items()}

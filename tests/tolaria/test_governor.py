@@ -1,4 +1,4 @@
-"""Who is sick, and what hosts are judged by: hand-made histories on both sides of every threshold."""
+"""Failed hosts: hand-made histories on both sides of every threshold."""
 
 from math import inf, nan
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The reference trainer: deterministic, measured from the first epoch, and clear about what it cannot do."""
+"""The reference trainer: deterministic, measured from the first epoch, with clear errors."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from toys import SPECS, germinate, same_bits, toy_task, toy_trainer
 @pytest.mark.parametrize("kind", SPECS)
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_without_growth_it_is_plain_pytorch(kind, optimizer):
-    """The same numbers as the loop anyone would write."""
+    """Weights equal those of a plain PyTorch loop."""
     config = TrainConfig(batch_size=32, optimizer=optimizer, lr=0.01, weight_decay=0.01, clip=0.5)
     trainer = toy_trainer(kind, config=config, examples=200, dtype=torch.float64)
     model = torch.nn.Sequential(*toy_trainer(kind).host.double().segments)
@@ -70,7 +70,7 @@ def test_contribution_is_measured_from_the_first_epoch_and_is_what_switching_doe
 
 
 def test_groups_come_and_go_without_a_trace():
-    """The others keep their moments, and newcomers have the optimiser's own settings."""
+    """Other groups keep their moments, and new groups have the optimizer's own settings."""
     trunk, first, second = (nn.Parameter(torch.full((2,), value)) for value in (1.0, 2.0, 3.0))
     optimizer = make_optimizer([trunk], TrainConfig(lr=0.5, weight_decay=0.25))
     add_group(optimizer, "s0", [first])

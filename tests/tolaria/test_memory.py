@@ -49,7 +49,7 @@ def test_a_split_batch_gives_the_same_hosts(kind):
 
 
 def test_less_memory_means_more_parts():
-    """Down to one example at a time; and never more than the budget, as estimated."""
+    """Down to one example at a time, and never more than the budget by the estimate."""
     roomy = fleet("cnn1d", 1 << 40)
     assert roomy.memory.chunks(6, 32, {}, 0) == 1
     state, example = roomy.memory.needs(6, {}, 0, training=True)

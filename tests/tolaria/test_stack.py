@@ -1,4 +1,4 @@
-"""Rows of a stack: each learns as if it had an optimiser to itself."""
+"""Rows of a stack: each is trained as if it had an optimizer of its own."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def optimizer_of(parameters: list[nn.Parameter], lr: float, config: TrainConfig)
 
 @pytest.mark.parametrize("optimizer", CONFIGS)
 def test_a_step_is_torchs_own_row_by_row(optimizer, rng):
-    """With its own clipping, step size and step count; rows that rest keep every bit; all norms are added up."""
+    """With its own clipping, learning rate and step count; inactive rows stay bit-identical; norms are summed."""
     config, stack = CONFIGS[optimizer], make_stack()
     stack.bear(torch.arange(3), torch.arange(3))
     alone = [

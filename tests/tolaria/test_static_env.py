@@ -1,4 +1,4 @@
-"""StaticEnv topologies, trained from scratch."""
+"""Grown topologies, trained from scratch."""
 
 import torch
 
@@ -12,7 +12,7 @@ WAIT = torch.zeros(3, 8, dtype=torch.long)
 
 
 def test_hosts_begin_with_the_seeds_that_were_heard():
-    """At the alpha they had, for good, with fresh weights; silent seeds are left out, and nobody pays to measure any.
+    """At the alpha they had, fossilized, with fresh weights; silent seeds and counterfactuals are left out.
 
     A host costs 272 FLOPs an example, forward; a low_rank seed 64, with a gate 16 more.
     """

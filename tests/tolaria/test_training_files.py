@@ -14,7 +14,7 @@ HASTY = LifecycleConfig(training=1)
 
 @pytest.mark.parametrize("optimizer", CONFIGS)
 def test_a_loaded_trainer_is_the_saved_one(optimizer, tmp_path):
-    """Weights, moments, step counts, slots, vitals, epoch and random seed, with a speaking seed and a silent one."""
+    """Weights, moments, step counts, slots, vitals, epoch and random seed, with an audible seed and a silent one."""
     options = {"config": CONFIGS[optimizer], "examples": 64, "lifecycle": HASTY}
     trainer, other = (toy_trainer("mlp", rng_seed=rng_seed, **options) for rng_seed in (3, 99))
     for action in (

@@ -1,4 +1,4 @@
-"""Deciding: what a controller sees, what it may choose, and how it chooses."""
+"""Decide what to grow: features, legal choices, policies and the controller's network."""
 
 from esper.tamiyo.controller_files import load_controller, save_controller
 from esper.tamiyo.features import Features

@@ -1,4 +1,4 @@
-"""Controllers in files: weights, and what its inputs and choices mean."""
+"""Save and load controllers: weights, and the names of their features and choices."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -14,48 +14,71 @@ from esper.tamiyo.network import FAMILIES, Controller, ControllerConfig
 
 CONTROLLER_FORMAT = "esper.controller"
 SHIPPED = Path(__file__).parent / "shipped"
-"""The run folder of the controller that comes with Esper."""
+"""Run folder of the controller that ships with Esper."""
 CONTROLLER = "controller.safetensors"
-"""In a run's folder."""
+"""Name of the controller's file in a run folder."""
 READS = {"host_features": "trunk.0.weight", "slot_features": "slot.0.weight"}
-"""The weights that come first to features, which are their first columns."""
+"""The weights that read each table of features, in their first columns."""
 
 
 def save_controller(path: str | Path, controller: Controller) -> None:
-    write(path, CONTROLLER_FORMAT, controller.state_dict(), _meaning() | {"config": asdict(controller.config)})
+    """Write a controller to a file: weights, config, and the names of its features and choices.
+
+    The file is replaced as a whole: a crash leaves the old one or the new one.
+
+    Args:
+        path: File to write, usually named `*.safetensors`.
+        controller: Controller to save.
+
+    Example:
+        >>> esper.save_controller("controller.safetensors", controller)
+    """
+    write(path, CONTROLLER_FORMAT, controller.state_dict(), _names() | {"config": asdict(controller.config)})
 
 
 def load_controller(path: str | Path | None = None) -> Controller:
-    """The controller of a file or of a run's folder, or the one that comes with Esper.
+    """Load a controller from a file or a run folder, or the one that ships with Esper.
 
-    One that reads features that are no more, or chooses among other things, is refused; features that are newer than it
-    mean nothing to it.
+    A controller saved before some feature existed ignores that feature.
+
+    Args:
+        path: File that `save_controller` wrote, or a run folder. None: the shipped controller.
+
+    Returns:
+        The controller, on the CPU.
+
+    Raises:
+        FileError: If the file is missing or damaged, or if its controller reads features or makes choices that this
+            version of Esper does not have.
+
+    Example:
+        >>> policy = esper.LearnedPolicy(esper.load_controller())
     """
     path = SHIPPED if path is None else Path(path)
     path = path / CONTROLLER if path.is_dir() else path
     tensors, description = read(path, CONTROLLER_FORMAT)
     with parsing(path):
         for features, weight in READS.items():
-            old, new = description[features], list(_meaning()[features])
+            old, new = description[features], list(_names()[features])
             if set(old) < set(new):
                 description[features] = new
-                tensors[weight] = _among(new, old, tensors[weight])
-        fits(path, _meaning(), description)
+                tensors[weight] = _widened(new, old, tensors[weight])
+        fits(path, _names(), description)
         controller = Controller(ControllerConfig(**description["config"]))
         match(path, controller.state_dict(), tensors)
         controller.load_state_dict(tensors)
         return controller
 
 
-def _among(new: list[str], old: list[str], weight: Tensor) -> Tensor:
-    """Weights that read more features than they did, with zeros for those that they do not know."""
+def _widened(new: list[str], old: list[str], weight: Tensor) -> Tensor:
+    """Insert zero columns for features that did not exist when the weights were saved."""
     known, rest = weight.split([len(old), weight.shape[1] - len(old)], 1)
     columns = weight.new_zeros(len(weight), len(new))
     columns[:, [new.index(name) for name in old]] = known
     return torch.cat([columns, rest], 1)
 
 
-def _meaning() -> dict[str, Any]:
+def _names() -> dict[str, Any]:
     return {
         "host_features": column_names(HOST_FEATURES),
         "slot_features": column_names(SLOT_FEATURES),

@@ -1,7 +1,7 @@
-"""What a controller sees: a table of features, one row each, the same for every task and host.
+"""Turn signals into features: two tables, of hosts and of slots, for every task and host.
 
-All are ratios, shares or symlogs, so that one controller can serve hosts of any size; plain factors bring what is
-usually small to the order of 1. What is not known is marked by a second column and reads 0.
+All features are ratios, shares or symlogs, so that one controller can serve hosts of any size; constant factors bring
+small values to the order of 1. An unknown value reads 0, and a second column marks it.
 """
 
 from collections.abc import Callable, Collection
@@ -16,18 +16,18 @@ from esper.leyline.lifecycle import Stage
 from esper.leyline.state import NO_BLUEPRINT, Setting, Signals
 
 WINDOW = 5
-"""Epochs of history that are looked back on."""
+"""Scores of each host that are remembered, in epochs."""
 HIDEABLE = ("telemetry", "size")
-"""Groups of features that a controller can do without; each is a switch of its config."""
+"""Groups of features that a field of `ControllerConfig` can hide."""
 IMPROVEMENT = 1e-3
-"""How much the score must rise to count as progress."""
+"""Smallest rise of the score that counts as progress."""
 
 
 class ScoreHistory(NamedTuple):
-    """What a host has shown in its life so far; NaN before it did."""
+    """The results of each host in its episode so far; NaN where there are none yet."""
 
     scores: Float[Tensor, "N W"]
-    """The newest last."""
+    """Scores of the last epochs, the newest last."""
     best: Float[Tensor, " N"]
     since_best: Int[Tensor, " N"]
     """Decisions since the score last rose."""
@@ -35,47 +35,48 @@ class ScoreHistory(NamedTuple):
 
 
 class View(NamedTuple):
-    """All that a feature may be made of."""
+    """Everything that a policy may base a decision on, for N hosts."""
 
     signals: Signals
     history: ScoreHistory
     setting: Setting
     rent: Float[Tensor, " N"]
+    """Price of growth in the objective, J = score − rent · ln(1 + growth)."""
     budget: Float[Tensor, " N"]
-    """The growth that is allowed; infinite if it is not limited."""
+    """Largest growth allowed; infinite without a limit."""
 
 
 class Features(NamedTuple):
-    """What a network reads of N hosts."""
+    """The feature vectors of N hosts and of their slots."""
 
     host: Float[Tensor, "N F"]
     slots: Float[Tensor, "N S G"]
 
 
 def symlog(x: Tensor) -> Tensor:
-    """Sign and order of magnitude."""
+    """Return the logarithm of 1 + |x|, with the sign of x."""
     return x.sign() * torch.log1p(x.abs())
 
 
 def lead(score: Tensor, chance: float) -> Tensor:
-    """How far above guessing, where perfect is 1."""
+    """Rescale a score so that chance is 0 and a perfect score is 1."""
     return (score - chance) / (1 - chance)
 
 
 def earlier(view: View, epochs: int) -> Tensor:
-    """How much the score has risen since so many epochs ago."""
+    """Return the rise of the score over a number of epochs."""
     return view.signals.score - view.history.scores[:, -1 - epochs]
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One number of a host, or of each of its slots."""
+    """The name and formula of one feature, of hosts or of slots."""
 
     name: str
     value: Callable[[View], Tensor]
     group: Literal["base", "telemetry", "size"] = "base"
     may_miss: bool = False
-    """Whether it can be unknown: then a second column says so."""
+    """Whether the value can be unknown, which a second column then marks."""
 
 
 def _slot_position(view: View) -> Tensor:
@@ -84,12 +85,12 @@ def _slot_position(view: View) -> Tensor:
 
 
 def _of_slot(view: View, table: Float[Tensor, " S"]) -> Tensor:
-    """What is the same for a slot of every host."""
+    """Expand one value per slot to all hosts."""
     return table.to(view.signals.score).expand(view.signals.slots.stage.shape)
 
 
 def _of_seed(view: View, table: Tensor) -> Tensor:
-    """A seed's own entry in a table of slots and blueprints; NaN where there is no seed."""
+    """Look up each slot's seed in a table of slots and blueprints; NaN where there is no seed."""
     blueprint = view.signals.slots.blueprint
     slot = torch.arange(blueprint.shape[1], device=blueprint.device)
     value = table.to(blueprint.device)[slot, blueprint.clamp(min=0)].float()
@@ -137,21 +138,24 @@ SLOT_FEATURES: tuple[Feature, ...] = (
 
 
 def width(table: tuple[Feature, ...]) -> int:
+    """Return the number of columns of a table of features."""
     return sum(1 + feature.may_miss for feature in table)
 
 
 def column_names(table: tuple[Feature, ...]) -> tuple[str, ...]:
+    """Return the name of each column: features, and `no_` names for the marks of unknown values."""
     return tuple(name for f in table for name in ([f.name, f"no_{f.name}"] if f.may_miss else [f.name]))
 
 
 def empty_history(num_hosts: int, device: torch.device) -> ScoreHistory:
+    """Return the history of hosts without any results."""
     unknown = torch.full((num_hosts, WINDOW), torch.nan, device=device)
     none = torch.zeros(num_hosts, dtype=torch.long, device=device)
     return ScoreHistory(unknown, unknown[:, 0], none, unknown[:, 0])
 
 
 def remember(history: ScoreHistory, signals: Signals, fresh: Bool[Tensor, " N"]) -> ScoreHistory:
-    """What is known after these signals; `fresh` hosts have just been born and remember nothing."""
+    """Add signals to a history, after clearing the history of `fresh` hosts, whose episode has just begun."""
     start = empty_history(len(fresh), fresh.device)
     old = ScoreHistory(*(_rows(fresh, a, b) for a, b in zip(start, history, strict=True)))
     score = signals.score.float()
@@ -166,12 +170,12 @@ def remember(history: ScoreHistory, signals: Signals, fresh: Bool[Tensor, " N"])
 
 
 def features(view: View) -> Features:
-    """All features of N hosts."""
+    """Return all features of N hosts."""
     return Features(_columns(HOST_FEATURES, view), _columns(SLOT_FEATURES, view))
 
 
 def hidden(table: tuple[Feature, ...], groups: Collection[str]) -> Float[Tensor, " F"]:
-    """What those who are blind to some groups read in their columns, as if it were not known; NaN in all others."""
+    """Return what replaces the columns of hidden groups, which then read as unknown; NaN for all other columns."""
     marks = [(0.0, 1.0)[: 1 + f.may_miss] if f.group in groups else (torch.nan,) * (1 + f.may_miss) for f in table]
     return torch.tensor([mark for of_feature in marks for mark in of_feature])
 

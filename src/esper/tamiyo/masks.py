@@ -1,4 +1,4 @@
-"""What may be chosen: legality from the lifecycle's tables, blueprints within the budget."""
+"""Mask choices: heads that an op does not use, and blueprints beyond the budget."""
 
 from functools import cache
 
@@ -11,24 +11,24 @@ from esper.leyline.actions import Head, Op
 
 @cache
 def _listens(device: torch.device) -> Bool[Tensor, "O H"]:
-    """Leyline's table on a device, copied there once."""
+    """Return the table of ops and the heads they use, copied to a device once."""
     return torch.tensor([[head in op.heads for head in Head] for op in Op], device=device)
 
 
 def relevant(ops: Int[Tensor, "*N"]) -> Bool[Tensor, "*N H"]:
-    """The heads that the chosen op listens to."""
+    """Return a mask of the heads that the chosen op uses."""
     return _listens(ops.device)[ops]
 
 
 def affordable(
     growth: Float[Tensor, " N"], budget: Float[Tensor, " N"], seed_parameters: Float[Tensor, "S K"]
 ) -> Bool[Tensor, "N S K"]:
-    """The blueprints that a slot may still be given."""
+    """Return a mask of the seeds that keep growth within the budget."""
     return growth[:, None, None] + seed_parameters.to(growth) <= budget[:, None, None]
 
 
 def within_budget(legal: Bool[Tensor, "N O S"], affordable: Bool[Tensor, "N S K"]) -> Bool[Tensor, "N O S"]:
-    """Germination needs a blueprint that can be paid for."""
+    """Return the legal ops without germination in slots for which no blueprint is affordable."""
     legal = legal.clone()
     legal[:, Op.GERMINATE] &= affordable.any(2)
     return legal

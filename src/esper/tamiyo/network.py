@@ -1,7 +1,7 @@
-"""The controller's network: a factored recurrent actor-critic that scores slots and blueprints by what they are.
+"""Define the controller's network: a recurrent actor-critic with one head per factor of the action.
 
-Op, then slot, then the rest: a later head knows the earlier choices. Slots and blueprints are rows of descriptors, so
-their numbers are data; padding rows are never legal and never counted.
+The op is chosen first, then the slot, then all other heads, given the earlier choices. Slots and blueprints are scored
+by descriptors, so their numbers may vary; padding rows are never legal and never counted.
 """
 
 import math
@@ -20,25 +20,34 @@ from esper.tamiyo.heads import chosen, entropy, gumbel, masked
 from esper.tamiyo.masks import affordable, within_budget
 
 TAIL = (Head.STYLE, Head.TEMPO, Head.ALPHA_TARGET, Head.ALPHA_SPEED, Head.ALPHA_CURVE)
-"""The heads whose choices are the same for every host; the last ones, so that they can be chosen all at once."""
+"""The last heads, which have a fixed number of choices and are chosen all at once."""
 TAIL_SIZES = tuple(len(FIXED_CHOICES[head]) for head in TAIL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControllerConfig:
+    """The size of a controller's network, and the features it sees.
+
+    Raises:
+        EsperError: If a width is less than 1; the message names the field.
+
+    Example:
+        >>> ControllerConfig(hidden=128, recurrent=False)
+    """
+
     recurrent: bool = True
-    """Remember earlier decisions of a life (LSTM); otherwise only the features' own history counts."""
+    """Use an LSTM to remember earlier decisions of an episode; otherwise an MLP reads the features alone."""
     hidden: int = 64
-    """Of the trunk and the memory."""
+    """Width of the trunk and of the LSTM."""
     slot_hidden: int = 32
-    """Of what is made of each slot and blueprint."""
+    """Width of the encoders of slots and blueprints."""
     layer_norm: bool = True
-    """After the memory, or after the trunk if there is none."""
+    """Apply layer normalization after the LSTM, or after the trunk if there is none."""
     telemetry: bool = True
-    """Whether it sees gradient health and shares."""
+    """Show the controller the gradient health and gradient share of each seed."""
     size: bool = True
-    """Whether it sees how many parameters a bare host has. Who knows few hosts knows them by that, and takes one of
-    another size for the nearest of them."""
+    """Show the controller the number of parameters of the bare host. A controller trained on few hosts memorises them
+    by their size and transfers badly to others."""
 
     def __post_init__(self) -> None:
         for name in ("hidden", "slot_hidden"):
@@ -51,35 +60,35 @@ GPU = ControllerConfig(hidden=256, slot_hidden=64)
 
 
 class HiddenState(NamedTuple):
-    """What is remembered of each host's life."""
+    """The LSTM state of each host's episode."""
 
     hidden: Float[Tensor, "N M"]
     cell: Float[Tensor, "N M"]
 
 
 class Observation(NamedTuple):
-    """All that a network reads at one decision, for any leading axes."""
+    """The network's inputs at one decision, with any leading axes."""
 
     features: Features
     legal: Bool[Tensor, "*N O S"]
     affordable: Bool[Tensor, "*N S K"]
     blueprints: Float[Tensor, "*N S K D"]
-    """Descriptors of what could be planted where."""
+    """Descriptors of each blueprint in each slot."""
 
     @property
     def exists(self) -> Bool[Tensor, "*N S"]:
-        """Slots that are not padding: there, waiting is always legal."""
+        """Mask of the slots that are not padding: waiting is always legal there."""
         return self.legal[..., Op.WAIT, :]
 
 
 def look(view: View) -> tuple[Features, Bool[Tensor, "N O S"], Bool[Tensor, "N S K"]]:
-    """What there is to see of one fleet: its features, what is legal within its budget, and what is affordable."""
+    """Return the features of one fleet, its legal ops within the budget, and its affordable blueprints."""
     paid = affordable(view.signals.growth, view.budget, view.setting.seed_parameters)
     return features(view), within_budget(view.signals.legal, paid), paid
 
 
 class Choice(NamedTuple):
-    """What was chosen, how likely each head's choice was, and what was expected."""
+    """Actions, the log-probability of each head's choice, and the value estimates."""
 
     action: Int[Tensor, "*N H"]
     log_probs: Float[Tensor, "*N H"]
@@ -87,31 +96,32 @@ class Choice(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What is thought of choices that were made before."""
+    """Log-probabilities, entropies and values of earlier decisions under the present weights."""
 
     log_probs: Float[Tensor, "*N H"]
     entropy: Float[Tensor, "*N H"]
-    """Of each head, from 0 to 1."""
+    """Entropy of each head, from 0 to 1."""
     legal: Float[Tensor, "*N H"]
-    """The share of each head's choices that were legal."""
+    """Share of each head's choices that were legal."""
     value: Float[Tensor, "*N"]
 
 
 FAMILIES = ("norm", "linear", "mlp", "conv", "attention")
 DESCRIPTORS = len(FAMILIES) + 2
-"""One for each family, one for any other, and the logarithm of the share of parameters. FLOPs are left out: J does not
-charge for them, and a controller that sees them tells blueprints of known hosts by them, and is lost with others."""
+"""Length of a descriptor: a one-hot code of the family, with one place for unknown families, and the logarithm of the
+parameter ratio. FLOPs are left out: J does not charge for them, and a controller that sees them memorises the
+blueprints of its training hosts by them."""
 
 
 def describe(families: tuple[str, ...], parameters: Float[Tensor, "S K"]) -> Float[Tensor, "S K D"]:
-    """Descriptors of every blueprint in every slot."""
+    """Return the descriptors of every blueprint in every slot."""
     kind = torch.tensor([FAMILIES.index(f) if f in FAMILIES else len(FAMILIES) for f in families])
     one_hot = torch.nn.functional.one_hot(kind, len(FAMILIES) + 1).float().to(parameters.device)
     return torch.cat([one_hot.expand(*parameters.shape, -1), torch.log1p(parameters)[..., None].float()], -1)
 
 
 class Score(nn.Module):
-    """A number for each of several items in a context. The context is looked at once for all of them."""
+    """A layer that scores each of several items in one context, encoding the context once."""
 
     def __init__(self, item: int, context: int, hidden: int) -> None:
         super().__init__()
@@ -124,7 +134,18 @@ class Score(nn.Module):
 
 
 class Controller(nn.Module):
-    """Reads observations, remembers, chooses, and says what it expects."""
+    """A recurrent actor-critic network that chooses when, where and what to grow.
+
+    One controller serves hosts of any kind, size and number of slots. `esper.LearnedPolicy` turns it into a policy.
+
+    Args:
+        config: Size of the network, and the features it sees.
+        rng_seed: Seed of the initial weights. The global random state is not changed.
+
+    Example:
+        >>> controller = esper.load_controller()
+        >>> outcome = esper.evaluate(env, esper.LearnedPolicy(controller), rent=0.02)
+    """
 
     tail_index: Tensor
     tail_exists: Tensor
@@ -173,99 +194,115 @@ class Controller(nn.Module):
 
     @torch.no_grad()
     def adopt(self, before: "Controller") -> None:
-        """Begin with the weights of another one of this shape, and decide as it did: of what that one was not told it
-        has learned nothing, so that counts for nothing here until it is learned."""
+        """Copy the weights of another controller of this shape, and decide as it does.
+
+        Features that it could not see get zero weights, and count once they have been learned.
+        """
         self.load_state_dict(before.state_dict())
         reads = {"trunk.0": (before.no_host, self.no_host), "slot.0": (before.no_slot, self.no_slot)}
-        for layer, (no, now) in reads.items():
+        for layer, (theirs, ours) in reads.items():
             weight, bias = self.get_parameter(f"{layer}.weight"), self.get_parameter(f"{layer}.bias")
-            new = (now.isnan() & ~no.isnan()).nonzero()[:, 0]
-            bias += weight[:, new] @ no[new]
+            new = (ours.isnan() & ~theirs.isnan()).nonzero()[:, 0]
+            bias += weight[:, new] @ theirs[new]
             weight[:, new] = 0.0
 
     def blank(self, num_hosts: int, device: torch.device) -> HiddenState:
-        """The memory of newborns."""
+        """Return the hidden state at the beginning of an episode."""
         zeros = torch.zeros(num_hosts, self.config.hidden, device=device)
         return HiddenState(zeros, zeros)
 
     def read(
         self, features: Features, exists: Bool[Tensor, "*N S"]
     ) -> tuple[Float[Tensor, "*N M"], Float[Tensor, "*N S E"]]:
-        """What is made of hosts and slots, before anything is remembered."""
-        host, slots = (x.where(no.isnan(), no) for x, no in zip(features, (self.no_host, self.no_slot), strict=True))
+        """Encode hosts and slots, before the LSTM."""
+        masks = (self.no_host, self.no_slot)
+        host, slots = (x.where(mask.isnan(), mask) for x, mask in zip(features, masks, strict=True))
         slots = self.slot(slots)
         known = exists[..., None]
         mean = slots.where(known, 0.0).sum(-2) / known.sum(-2).clamp(min=1)
-        most = slots.masked_fill(~known, -torch.inf).amax(-2)
-        return self.trunk(torch.cat([host, mean, most], -1)), slots
+        highest = slots.masked_fill(~known, -torch.inf).amax(-2)
+        return self.trunk(torch.cat([host, mean, highest], -1)), slots
 
     def remember(self, x: Float[Tensor, "T N M"], memory: HiddenState) -> Float[Tensor, "T N M"]:
-        """Whole sequences, from the memory before their first decision."""
+        """Run the LSTM over whole sequences, from the hidden state before their first decision."""
         if self.memory is not None:
-            with torch.backends.cudnn.flags(allow_tf32=False):  # acting does not round either
+            with torch.backends.cudnn.flags(allow_tf32=False):  # `remember_one` does not use TF32 either
                 x, _ = self.memory(x, (memory.hidden[None], memory.cell[None]))
         return self.norm(x)
 
     def remember_one(self, x: Float[Tensor, "N M"], memory: HiddenState) -> tuple[Float[Tensor, "N M"], HiddenState]:
-        """One decision more."""
+        """Run the LSTM for one decision."""
         if self.memory is not None:
             memory = HiddenState(*torch.lstm_cell(x, memory, *self.memory.parameters()))
             x = memory.hidden
         return self.norm(x), memory
 
     def op_log_probs(self, x: Tensor, legal: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and mask of ops."""
         mask = legal.any(-1)
         return masked(self.op(x), mask), mask
 
     def slot_log_probs(self, x: Tensor, slots: Tensor, legal: Tensor, op: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and mask of slots, given the op."""
         mask = legal.gather(-2, op[..., None, None].expand(*op.shape, 1, legal.shape[-1]))[..., 0, :]
         return masked(self.slot_score(slots, torch.cat([x, self.op_code(op)], -1)), mask), mask
 
     def rest_log_probs(
         self, x: Tensor, slots: Tensor, seen: Observation, op: Tensor, slot: Tensor
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Of the blueprint, (..., K), and of the heads with fixed choices, (..., heads, choices), given op and slot."""
+        """Return log-probabilities and masks given op and slot: of blueprints, (..., K), and of the last heads,
+        (..., heads, choices)."""
         at = slot[..., None, None]
         here = slots.gather(-2, at.expand(*slot.shape, 1, slots.shape[-1]))[..., 0, :]
         offered = at_slot(seen.blueprints, slot)
         mask = at_slot(seen.affordable, slot)
-        mask = mask | ~mask.any(-1, keepdim=True)  # whoever plants nothing may name anything
+        mask = mask | ~mask.any(-1, keepdim=True)  # with an op that plants nothing, any blueprint will do
         scores = self.blueprint_score(self.blueprint(offered), torch.cat([x, here], -1))
         logits = self.tail(torch.cat([x, here, self.op_code(op)], -1))[..., self.tail_index]
         every = self.tail_exists.expand_as(logits)
         return (masked(scores, mask), mask), (masked(logits, every), every)
 
     def act(self, seen: Observation, memory: HiddenState, uniform: Float[Tensor, "N A"]) -> tuple[Choice, HiddenState]:
-        """Choose for N hosts, from uniform numbers for every choice of every head."""
+        """Sample actions for N hosts.
+
+        Args:
+            seen: What the hosts are like.
+            memory: Hidden state before this decision.
+            uniform: Uniform numbers for every choice of every head, `num_draws` per host; 0.5 everywhere gives the
+                most likely choices.
+
+        Returns:
+            The choices, and the hidden state after this decision.
+        """
         x, slots = self.read(seen.features, seen.exists)
         x, memory = self.remember_one(x, memory)
         sizes = [len(Op), seen.legal.shape[-1], seen.affordable.shape[-1], sum(TAIL_SIZES)]
-        *luck, last = gumbel(uniform).split(sizes, -1)
-        luck.append(last[..., self.tail_index])
-        choices = self._choose(x, slots, seen, lambda group, log_probs: (log_probs + luck[group]).argmax(-1))
-        log_probs = _joined([chosen(found, picked) for picked, found, _ in choices])
+        *noise, last = gumbel(uniform).split(sizes, -1)
+        noise.append(last[..., self.tail_index])
+        choices = self._choose(x, slots, seen, lambda group, log_probs: (log_probs + noise[group]).argmax(-1))
+        log_probs = _joined([chosen(all_log_probs, picked) for picked, all_log_probs, _ in choices])
         return Choice(_joined([picked for picked, _, _ in choices]), log_probs, self.value(x)[..., 0]), memory
 
     def judge(self, seen: Observation, memory: HiddenState, action: Int[Tensor, "T N H"]) -> Judged:
-        """What is thought now of decisions made before, (T, N)."""
+        """Return log-probabilities, entropies and values of earlier decisions, (T, N), under the present weights."""
         x, slots = self.read(seen.features, seen.exists)
         x = self.remember(x, memory)
         given = (*action[..., : Head.STYLE].unbind(-1), action[..., Head.STYLE :])
         choices = self._choose(x, slots, seen, lambda group, _: given[group])
-        log_probs = _joined([chosen(found, picked) for picked, found, _ in choices])
-        spread = _joined([entropy(found, mask) for _, found, mask in choices])
+        log_probs = _joined([chosen(all_log_probs, picked) for picked, all_log_probs, _ in choices])
+        entropies = _joined([entropy(all_log_probs, mask) for _, all_log_probs, mask in choices])
         legal = _joined([mask.float().mean(-1) for _, _, mask in choices[:3]] + [torch.ones_like(given[3]).float()])
-        return Judged(log_probs, spread, legal, self.value(x)[..., 0])
+        return Judged(log_probs, entropies, legal, self.value(x)[..., 0])
 
     def expect(self, seen: Observation, memory: HiddenState) -> Float[Tensor, " N"]:
-        """The value of where N hosts are, without remembering it."""
+        """Return the value estimates of N hosts without advancing the hidden state."""
         x, _ = self.remember_one(self.read(seen.features, seen.exists)[0], memory)
         return self.value(x)[..., 0]
 
     def _choose(
         self, x: Tensor, slots: Tensor, seen: Observation, pick: Callable[[int, Tensor], Tensor]
     ) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Op, slot, blueprint, and all the rest: what was picked, the log-probabilities, and the mask of each."""
+        """Return choices, log-probabilities and masks of the op, the slot, the blueprint and the last heads."""
         op_probs, op_mask = self.op_log_probs(x, seen.legal)
         op = pick(0, op_probs)
         slot_probs, slot_mask = self.slot_log_probs(x, slots, seen.legal, op)
@@ -280,13 +317,13 @@ class Controller(nn.Module):
 
 
 def _joined(groups: Sequence[Tensor]) -> Tensor:
-    """Three single heads and the tail, heads in order."""
+    """Join three single heads and the last heads along the axis of heads."""
     *single, tail = groups
     return torch.cat([torch.stack(single, -1), tail], -1)
 
 
 def _side_by_side(sizes: Sequence[int]) -> tuple[Int[Tensor, "G C"], Bool[Tensor, "G C"]]:
-    """Where the choices of several heads are in a row of all of them, padded to the widest."""
+    """Return the index of each head's choices in a row of all choices, padded to the widest head, and which exist."""
     starts = torch.tensor([0, *sizes]).cumsum(0)[:-1, None]
     choice = torch.arange(max(sizes))
     exists = choice < torch.tensor(sizes)[:, None]
@@ -294,14 +331,14 @@ def _side_by_side(sizes: Sequence[int]) -> tuple[Int[Tensor, "G C"], Bool[Tensor
 
 
 def at_slot(x: Tensor, slot: Tensor) -> Tensor:
-    """(..., S, K, ...) at each host's chosen slot."""
+    """Select each host's chosen slot from a tensor of shape (..., S, K, ...)."""
     axis = slot.ndim
     index = slot.view(*slot.shape, *[1] * (x.ndim - axis)).expand(*slot.shape, 1, *x.shape[axis + 1 :])
     return x.gather(axis, index).squeeze(axis)
 
 
 def num_draws(num_slots: int, num_blueprints: int) -> int:
-    """Uniform numbers that one decision takes."""
+    """Return how many uniform numbers one decision of one host takes."""
     return len(Op) + num_slots + num_blueprints + sum(TAIL_SIZES)
 
 

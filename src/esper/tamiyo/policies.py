@@ -1,7 +1,4 @@
-"""Policies behind one protocol: rules that anyone could have written, and the learned one.
-
-A policy decides for all hosts of a fleet at once. What it remembers of their lives it keeps itself.
-"""
+"""Choose actions for all hosts of a fleet: baseline policies, and the learned one."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -23,51 +20,95 @@ from esper.tamiyo.network import Controller, HiddenState, Observation, describe,
 
 @runtime_checkable
 class Policy(Protocol):
-    """Decides once per epoch for every host of a fleet."""
+    """The interface of policies: once per epoch, one action for every host of a fleet.
+
+    A policy keeps its own memory of the hosts. `esper.evaluate` runs one on a fleet, `esper.grow_host` on one host.
+
+    Example:
+        >>> class PlantOnce:
+        ...     name = "plant once"
+        ...
+        ...     def begin(self, setting, num_hosts, device):
+        ...         self.wait = torch.tensor(setting.space.action("WAIT"), device=device)
+        ...         plant = setting.space.action("GERMINATE", slot="s0", blueprint="norm")
+        ...         self.plant = torch.tensor(plant, device=device)
+        ...
+        ...     def decide(self, view, fresh, uniform):
+        ...         return torch.where(fresh[:, None], self.plant, self.wait)
+    """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name under which reports show the policy."""
+        ...
 
     def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
-        """A fleet of newborn hosts."""
+        """Prepare for a fleet of fresh hosts.
+
+        Args:
+            setting: What all hosts of the fleet have in common: choices, length of episodes, sizes of seeds.
+            num_hosts: Number of hosts.
+            device: Device that the tensors of `decide` are on.
+        """
         ...
 
     def decide(self, view: View, fresh: Bool[Tensor, " N"], uniform: Float[Tensor, "N A"]) -> Int[Tensor, "N H"]:
-        """An action for every host; `fresh` ones have just been born."""
+        """Return an action for every host.
+
+        Args:
+            view: Measurements of the hosts and their history.
+            fresh: Mask of the hosts whose episode has just begun: forget what was remembered of them.
+            uniform: Random numbers between 0 and 1 to sample from, so that equal seeds give equal actions.
+
+        Returns:
+            One row per host, as `setting.space.action` returns it. Illegal actions are refused, and count as waiting.
+        """
         ...
 
 
 def draws(setting: Setting) -> int:
-    """How many uniform numbers a decision takes."""
+    """Return how many uniform numbers one decision of one host takes."""
     return num_draws(len(setting.space.slots), len(setting.space.blueprints))
 
 
 class Rule:
-    """A policy without memory: subclasses say what to do with which hosts; all others wait."""
+    """A base class of policies without memory: every host waits, unless a subclass decides otherwise."""
 
     name = "rule"
 
     def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
+        """Prepare for a fleet of fresh hosts."""
         self.space = setting.space
 
     def decide(self, view: View, fresh: Bool[Tensor, " N"], uniform: Float[Tensor, "N A"]) -> Int[Tensor, "N H"]:
+        """Make every host wait."""
         return self.wait(view)
 
     def wait(self, view: View) -> Int[Tensor, "N H"]:
+        """Return the action of waiting for every host."""
         return self.all(view, self.space.action())
 
     def all(self, view: View, action: Sequence[int]) -> Int[Tensor, "N H"]:
+        """Return one action for every host."""
         return torch.tensor(action, device=view.signals.age.device).repeat(len(view.signals.age), 1)
 
 
 class Never(Rule):
-    """Never grows."""
+    """A policy that never grows: every host waits at every decision.
+
+    Example:
+        >>> esper.evaluate(env, esper.Never(), rent=0.02)
+    """
 
     name = "never"
 
 
 class RandomLegal(Rule):
-    """Any legal op, any legal slot for it, any choice of the other heads."""
+    """A policy that chooses a uniformly random legal op, a random legal slot for it, and random other choices.
+
+    Example:
+        >>> esper.evaluate(env, esper.RandomLegal(), rent=0.02, rng_seed=1)
+    """
 
     name = "random"
 
@@ -82,15 +123,34 @@ class RandomLegal(Rule):
 
 @dataclass(frozen=True)
 class PlanStep:
-    """One line of a written plan."""
+    """One action of a fixed plan, and the decision at which it is due.
+
+    Example:
+        >>> PlanStep(0, {"op": "GERMINATE", "slot": "s0", "blueprint": "conv_heavy"})
+    """
 
     decision: int
+    """Decision of the episode, counted from 0."""
     action: Mapping[str, object]
-    """`{"op": "GERMINATE", "slot": "s0", "blueprint": "conv_heavy"}`"""
+    """Op and choices by name, as for `space.action`: `{"op": "GERMINATE", "slot": "s0", "blueprint": "conv_heavy"}`."""
 
 
 class FixedPlan(Rule):
-    """Does what is written, at its time or as soon after as it is legal, one thing a decision."""
+    """A policy that follows a fixed plan: each action when it is due, or as soon after as it is legal.
+
+    It takes at most one action per decision, and waits otherwise.
+
+    Args:
+        plan: Actions and their decisions, in any order.
+        name: Name under which reports show the policy.
+
+    Raises:
+        EsperError: When a fleet begins, if an action has no op or names an unknown choice.
+
+    Example:
+        >>> plan = [esper.PlanStep(0, {"op": "GERMINATE", "slot": "s0", "blueprint": "conv_heavy"})]
+        >>> esper.evaluate(env, esper.FixedPlan(plan), rent=0.02)
+    """
 
     def __init__(self, plan: Sequence[PlanStep], name: str = "plan") -> None:
         self.plan, self.name = sorted(plan, key=lambda line: line.decision), name
@@ -118,17 +178,26 @@ class FixedPlan(Rule):
 
 
 class Gardener(Rule):
-    """Plants one blueprint in empty slots, in order, when `wants` says so in the first half of a life; keeps what
-    contributes, prunes the rest."""
+    """A base class of policies that plant one blueprint, fossilize seeds that contribute, and prune the rest.
+
+    A subclass says when to plant, in `wants`, and where, in `prefers`. Nothing is planted in the second half of an
+    episode.
+
+    Args:
+        blueprint: Blueprint to plant. None: the largest.
+        slots: Names of the slots to plant in, in order of preference. None: all, in order.
+        choices: Choices of other heads for planting, such as `style="gate"` or `tempo=3`.
+    """
 
     def __init__(self, blueprint: str | None = None, slots: Sequence[str] | None = None, **choices: object) -> None:
         self.blueprint, self.slots, self.choices = blueprint, slots, choices
 
     def wants(self, view: View) -> Bool[Tensor, " N"]:
+        """Return a mask of the hosts to plant a seed in."""
         raise NotImplementedError
 
     def prefers(self, view: View) -> Float[Tensor, "N S"]:
-        """The slot of the highest value is planted in first."""
+        """Return the preference for each slot: the highest is planted in first, −inf never."""
         rank = torch.full((len(self.space.slots),), -torch.inf)
         rank[self.order] = -torch.arange(len(self.order), dtype=torch.float32)
         return rank.to(view.signals.score.device).expand(len(view.signals.age), -1)
@@ -145,7 +214,7 @@ class Gardener(Rule):
         open_slots = legal[:, Op.GERMINATE] & preference.isfinite()
         plant = self.all(view, self.seed)
         plant[:, Head.SLOT] = preference.masked_fill(~open_slots, -torch.inf).argmax(1)
-        early = view.signals.age < view.setting.episode // 2  # later there is rent to pay, and no time to learn
+        early = view.signals.age < view.setting.episode // 2  # a later seed costs rent and has no time to learn
         chosen = torch.where((self.wants(view) & early & open_slots.any(1))[:, None], plant, self.wait(view))
         worth = view.signals.vitals.contribution
         proven = legal[:, Op.FOSSILIZE] & (worth > 0)
@@ -159,7 +228,18 @@ class Gardener(Rule):
 
 
 class Heuristic(Gardener):
-    """Grows one seed at a time: while nothing is on its way."""
+    """A policy that plants one seed at a time, fossilizes it if it contributes, and prunes it otherwise.
+
+    Nothing is planted in the second half of an episode.
+
+    Args:
+        blueprint: Blueprint to plant. None: the largest.
+        slots: Names of the slots to plant in, in order of preference. None: all, in order.
+        choices: Choices of other heads for planting, such as `style="gate"` or `tempo=3`.
+
+    Example:
+        >>> esper.evaluate(env, esper.Heuristic("conv_light", slots=["s0"]), rent=0.02)
+    """
 
     name = "heuristic"
 
@@ -168,7 +248,15 @@ class Heuristic(Gardener):
 
 
 class Schedule(Gardener):
-    """Plants at even intervals, whatever is measured."""
+    """A policy that plants a seed at regular intervals, and otherwise acts as `Heuristic`.
+
+    Args:
+        every: Decisions between two seeds.
+        options: `blueprint`, `slots` and choices of other heads, as for `Heuristic`.
+
+    Example:
+        >>> esper.evaluate(env, esper.Schedule(every=4), rent=0.02)
+    """
 
     name = "schedule"
 
@@ -181,7 +269,16 @@ class Schedule(Gardener):
 
 
 class Oversized(Gardener):
-    """Plants in every slot at the beginning, and prunes what turns out to contribute nothing."""
+    """A policy that plants a seed in every slot at the beginning, then prunes those that contribute nothing.
+
+    Args:
+        blueprint: Blueprint to plant. None: the largest.
+        slots: Names of the slots to plant in, in order of preference. None: all, in order.
+        choices: Choices of other heads for planting, such as `style="gate"` or `tempo=3`.
+
+    Example:
+        >>> esper.evaluate(env, esper.Oversized(), rent=0.02)
+    """
 
     name = "oversized"
 
@@ -190,7 +287,15 @@ class Oversized(Gardener):
 
 
 class Plateau(Gardener):
-    """Plants when the score has not risen."""
+    """A policy that plants a seed when the score has stopped rising, and otherwise acts as `Heuristic`.
+
+    Args:
+        patience: Decisions without a new best score before a seed is planted.
+        options: `blueprint`, `slots` and choices of other heads, as for `Heuristic`.
+
+    Example:
+        >>> esper.evaluate(env, esper.Plateau(patience=2), rent=0.02)
+    """
 
     name = "plateau"
 
@@ -203,7 +308,17 @@ class Plateau(Gardener):
 
 
 class GapTrigger(Gardener):
-    """Plants while training and validation losses are close: the host is too small, not too specialised."""
+    """A policy that plants a seed while validation and training loss are close, and otherwise acts as `Heuristic`.
+
+    A small gap means that the host underfits, so that more parameters can help.
+
+    Args:
+        gap: Gap below which a seed is planted, as a share of the loss of guessing.
+        options: `blueprint`, `slots` and choices of other heads, as for `Heuristic`.
+
+    Example:
+        >>> esper.evaluate(env, esper.GapTrigger(gap=0.05), rent=0.02)
+    """
 
     name = "gap"
 
@@ -212,12 +327,22 @@ class GapTrigger(Gardener):
         self.gap = gap
 
     def wants(self, view: View) -> Bool[Tensor, " N"]:
-        apart = (view.signals.loss - view.signals.train_loss) / view.setting.guess
-        return _settled(view) & (apart < self.gap) & (view.signals.age > 0)
+        gap = (view.signals.loss - view.signals.train_loss) / view.setting.guess
+        return _settled(view) & (gap < self.gap) & (view.signals.age > 0)
 
 
 class GreedyGradient(Gardener):
-    """Plants one seed at a time where the loss pulls hardest at the stream, or, `against` it, where it pulls least."""
+    """A policy that plants one seed at a time, in the slot whose stream has the largest gradient.
+
+    It otherwise acts as `Heuristic`.
+
+    Args:
+        against: Plant where the gradient is smallest instead, as a control.
+        options: `blueprint` and choices of other heads, as for `Heuristic`.
+
+    Example:
+        >>> esper.evaluate(env, esper.GreedyGradient(), rent=0.02)
+    """
 
     def __init__(self, *, against: bool = False, **options: object) -> None:
         super().__init__(**options)  # pyright: ignore[reportArgumentType]
@@ -231,17 +356,29 @@ class GreedyGradient(Gardener):
 
 
 class LearnedPolicy:
-    """A controller at work: sampled, or always the likeliest choice."""
+    """A policy that asks a controller, and samples its choices or takes the most likely ones.
+
+    Args:
+        controller: Controller to ask. It must be on the device of the hosts.
+        greedy: Take the most likely choices instead of sampling.
+        name: Name under which reports show the policy.
+
+    Example:
+        >>> policy = esper.LearnedPolicy(esper.load_controller(), greedy=True)
+        >>> reports = list(esper.grow_host(trainer, policy, epochs=20))
+    """
 
     def __init__(self, controller: Controller, *, greedy: bool = False, name: str = "learned") -> None:
         self.controller, self.greedy, self.name = controller, greedy, name
 
     def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
+        """Prepare for a fleet of fresh hosts."""
         self.memory = self.controller.blank(num_hosts, device)
         table = describe(setting.families, setting.seed_parameters)
         self.blueprints = table.to(device).expand(num_hosts, *table.shape)
 
     def decide(self, view: View, fresh: Bool[Tensor, " N"], uniform: Float[Tensor, "N A"]) -> Int[Tensor, "N H"]:
+        """Return an action for every host, and advance the hidden state."""
         blank = self.controller.blank(len(fresh), fresh.device)
         self.memory = HiddenState(
             *(torch.where(fresh[:, None], new, old) for new, old in zip(blank, self.memory, strict=True))
@@ -254,17 +391,17 @@ class LearnedPolicy:
 
 
 class SideBySide:
-    """Several policies on one fleet: host n is played by the policy numbered n modulo their count.
+    """Several policies on one fleet: host n follows policy n modulo their number.
 
-    With groups of that size, every policy gets a host of the same weights and the same batches.
+    With groups of that size, all policies start from equal weights and see equal batches.
     """
 
     name = "side by side"
 
     def __init__(self, policies: Sequence[Policy]) -> None:
         if not policies:
-            raise EsperError("policies must hold at least one")
-        self.policies = [copy(policy) for policy in policies]  # one that is here twice remembers two things
+            raise EsperError("policies must hold at least one policy; it is empty")
+        self.policies = [copy(policy) for policy in policies]  # a policy listed twice needs two memories
 
     def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
         for policy in self.policies:
@@ -278,7 +415,9 @@ class SideBySide:
 
 def _action(space: ActionSpace, written: Mapping[str, object]) -> tuple[int, ...]:
     if "op" not in written:
-        raise EsperError(f"a line of a plan needs an op, and this has none: {dict(written)}")
+        raise EsperError(
+            f"a PlanStep's action needs an op, and this has none: {dict(written)}; add one, such as 'WAIT'"
+        )
     choices = {name: choice for name, choice in written.items() if name != "op"}
     return space.action(str(written["op"]), **choices)
 
@@ -292,6 +431,6 @@ def _any(mask: Bool[Tensor, "N C"], uniform: Float[Tensor, "N C"]) -> Int[Tensor
 
 
 def _settled(view: View) -> Bool[Tensor, " N"]:
-    """No seed is on its way in or out."""
+    """Return a mask of the hosts without a seed between germination and fossilization or removal."""
     stage = view.signals.slots.stage
     return ((stage == Stage.DORMANT) | (stage == Stage.FOSSILIZED) | (stage == Stage.EMBARGOED)).all(1)

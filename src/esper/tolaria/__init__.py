@@ -1,4 +1,4 @@
-"""Training hosts: one at a time, or a fleet of them as one program."""
+"""Train hosts: one at a time, or a fleet of them as one program."""
 
 from esper.tolaria.config import Engine, TrainConfig
 from esper.tolaria.env import EnvConfig, FleetEnv, Step

@@ -1,7 +1,8 @@
-"""Who runs where during one epoch: the seeds of each slot, by kind, and the rows that run beside the hosts.
+"""Assign seeds to rows for one epoch: the seeds of each slot by kind, and the side rows.
 
-An assignment is made on the CPU between two decisions. Counts are padded, so that one
-captured program serves many assignments.
+A side row is a copy of a host's forward pass from one slot on, with the seed there switched on or off: it trains a
+silent seed, or measures the contribution of any seed. Assignments are made on the CPU between two decisions. Row
+counts are padded, so that one captured program serves many assignments.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -16,38 +17,39 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 
 class Kind(NamedTuple):
-    """What the seeds of a bucket have in common."""
+    """The slot and blueprint that all seeds of a bucket share."""
 
     slot: int
     blueprint: str
 
 
 Padding = Callable[[Hashable, int, float], int]
-"""How many rows to run for so many real ones of something, of which a share of the hosts is likely."""
+"""Returns the number of rows to run for a name, a count of real rows, and the share of hosts that usually need one."""
 SHARES = {"seeds": 1 / 8, "incubators": 3 / 8, "counterfactuals": 5 / 8, "echoes": 1 / 16, "measured echoes": 1 / 8}
 
 
 class Rows(NamedTuple):
-    """Padded row numbers: where `real` is false, the number points at row 0 and nothing comes of it."""
+    """Padded row indices: where `real` is false, the index is 0 and the result is ignored."""
 
     rows: Int[Tensor, " M"]
     real: Bool[Tensor, " M"]
 
 
 class BucketAssignment(NamedTuple):
-    """The seeds of one kind in this epoch."""
+    """The seeds of one kind in one epoch."""
 
     kind: Kind
     num_seeds: int
     num_echoes: int
+    """Side rows that pass through seeds of this kind."""
     learns: Bool[Tensor, " R"]
     lr: Float[Tensor, " R"]
     echo_seeds: Int[Tensor, " E"]
-    """The seeds that are heard by rows beside the hosts, too."""
+    """The seed that each of those side rows passes through."""
 
 
 class SlotAssignment(NamedTuple):
-    """All seeds of one slot in this epoch, bucket after bucket."""
+    """All seeds of one slot in one epoch, ordered by bucket."""
 
     buckets: tuple[BucketAssignment, ...]
     hosts: Int[Tensor, " R"]
@@ -57,26 +59,26 @@ class SlotAssignment(NamedTuple):
     target: Float[Tensor, " R"]
     speaks: Bool[Tensor, " R"]
     spawns: Rows
-    """The seeds from which a row beside their host starts here."""
+    """Seeds at which a side row starts."""
     echoes: Rows
-    """The rows beside the hosts, from earlier slots, whose host has a speaking seed here, bucket after bucket."""
+    """Side rows from earlier slots whose host has an audible seed in this slot, ordered by bucket."""
     echo_graft: Int[Tensor, " E"]
     echo_alpha: Float[Tensor, " E"]
 
 
 class Assignment(NamedTuple):
-    """One epoch's seeds, slot by slot, and the rows beside the hosts in the order in which they start."""
+    """The seeds of one epoch by slot, and the side rows in the order in which they start."""
 
     slots: tuple[SlotAssignment, ...]
     beside: Rows
-    """The host of each row beside."""
+    """Host of each side row."""
     beside_slot: Int[Tensor, " M"]
     beside_speaks: Bool[Tensor, " M"]
-    """Whether the seed that the row is about speaks in its host."""
+    """Whether the seed at which a side row starts is audible in its host."""
 
 
 class Packed(NamedTuple):
-    """An assignment as it travels to a device: all numbers of one type in one piece."""
+    """An assignment packed for transfer to a device: one tensor for each dtype."""
 
     pieces: tuple[Tensor, ...]
     layout: "AssignmentLayout"
@@ -84,35 +86,37 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True)
 class AssignmentLayout:
-    """How to find the parts of an assignment again. Equal ones can run the same program."""
+    """The structure of a packed assignment. Assignments of equal layout can run one captured program."""
 
     spec: TreeSpec = field(compare=False, repr=False)
     num_buckets: tuple[int, ...]
-    """Of each slot: together with the parts, all that the spec says."""
+    """Buckets of each slot. With `parts`, this determines `spec`."""
     parts: tuple[Any, ...]
-    """Of each leaf its piece and its size; or what it is, if it is no tensor."""
+    """For each leaf: the index of its piece and its length, or the leaf itself if it is not a tensor."""
 
 
 class Seeds(NamedTuple):
-    """The seeds of one kind, as the CPU knows them; -1 is a free row."""
+    """The seeds of one kind as numpy arrays; a host of -1 marks a free row."""
 
     hosts: np.ndarray
     graft: np.ndarray
     alpha: np.ndarray
     target: np.ndarray
     silent: np.ndarray
-    """Learning beside the host, unheard."""
+    """Incubating: trained in a side row, with no effect on the host."""
     lr: np.ndarray
 
 
 def exact(what: Hashable, count: int, share: float) -> int:
-    """As many rows as needed, but not one: a single row takes another path through bmm, with other bits."""
+    """Return the count itself, but 2 instead of 1: a single row takes another path through bmm, with other bits."""
     return max(count, 2) if count else 0
 
 
 class Roomy:
-    """Room to spare, so that births and deaths rarely change a shape. It grows when it must; now and then, and ever
-    more rarely, what was by far too large since the last time is made smaller."""
+    """Padding with spare rows, so that shapes rarely change when seeds are planted or pruned.
+
+    Sizes grow when they must. At ever longer intervals, sizes that were far too large since the last one shrink.
+    """
 
     def __init__(self, num_hosts: int, epochs: int = 25) -> None:
         self.num_hosts, self.next_fit, self.age = num_hosts, epochs, 0
@@ -126,12 +130,12 @@ class Roomy:
         return self.rooms[what]
 
     def fit(self, count: int) -> int:
-        """The next power of two, or the next eighth of all hosts."""
+        """Round up to a power of two, or to a multiple of an eighth of all hosts."""
         eighth = max(self.num_hosts // 8, 2)
         return max(2, power_of_two(count) if count <= eighth else -(-count // eighth) * eighth)
 
     def grow_older(self) -> None:
-        """An epoch has passed."""
+        """Count one epoch, and shrink sizes if it is time."""
         self.age += 1
         if self.age == self.next_fit:
             self.rooms = {what: min(self.rooms[what], self.fit(2 * count)) for what, count in self.needed.items()}
@@ -143,7 +147,7 @@ def power_of_two(count: int) -> int:
 
 
 def assign(buckets: Mapping[Kind, Seeds], num_slots: int, measuring: bool, padding: Padding) -> Assignment:
-    """In training a row starts beside the host for each silent seed; in measuring, for every seed."""
+    """Assign all seeds to rows. In training, a side row starts at each silent seed; in measuring, at every seed."""
     beside, beside_slot, beside_speaks = np.zeros((0, 2), np.int64), np.zeros(0, np.int64), np.zeros(0, bool)
     assignments = []
     for s in range(num_slots):
@@ -154,10 +158,10 @@ def assign(buckets: Mapping[Kind, Seeds], num_slots: int, measuring: bool, paddi
         starting = np.flatnonzero(living if measuring else silent)
         what = "counterfactuals" if measuring else "incubators"
         spawns, started = _padded(starting, padding((s, what), len(starting), SHARES[what]) if here else 0)
-        plan_of_bucket, echoes = _echoes(here, beside, measuring, padding)
+        buckets_here, echoes = _echoes(here, beside, measuring, padding)
         assignments.append(
             SlotAssignment(
-                plan_of_bucket,
+                buckets_here,
                 *(_tensor(x) for x in (np.where(living, hosts, 0), graft, alpha, target, loud)),
                 spawns=Rows(_tensor(spawns), _tensor(started)),
                 echoes=Rows(_tensor(echoes[:, 0]), _tensor(echoes[:, 1] > 0)),
@@ -176,7 +180,7 @@ def assign(buckets: Mapping[Kind, Seeds], num_slots: int, measuring: bool, paddi
 def _echoes(
     here: Mapping[Kind, Seeds], beside: np.ndarray, measuring: bool, padding: Padding
 ) -> tuple[tuple[BucketAssignment, ...], np.ndarray]:
-    """The buckets of a slot, and who beside hears them: (row, whether real, the seed among all of the slot)."""
+    """Return the buckets of a slot, and their side rows: (row, whether real, index of the seed within the slot)."""
     assignments, rows, before = [], [np.zeros((0, 3), np.int64)], 0
     for kind, seeds in here.items():
         loud = (seeds.hosts >= 0) & (seeds.alpha > 0)
@@ -209,13 +213,13 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 
 def upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """Send numbers to a device without waiting for what it is doing."""
+    """Copy an array to a device asynchronously."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def pack(assignment: Assignment, device: torch.device) -> Packed:
-    """Send an assignment to a device in a few pieces, without waiting for what the device is doing."""
+    """Copy an assignment to a device asynchronously, as one tensor for each dtype."""
     leaves, spec = tree_flatten(assignment)
     by_type: dict[torch.dtype, list[Tensor]] = {}
     parts: list[Any] = []
@@ -239,12 +243,12 @@ def _joined_on(device: torch.device, dtype: torch.dtype, tensors: list[Tensor]) 
 
 
 def _aligned(size: int) -> int:
-    """Up to the next multiple of 16: kernels are compiled for where their inputs lie."""
+    """Round up to a multiple of 16: kernels are specialised on the alignment of their inputs."""
     return -(-size // 16) * 16
 
 
 def unpack(packed: Packed) -> Assignment:
-    """The assignment again, as views of the pieces."""
+    """Return the assignment, as views of the packed tensors."""
     places = [0] * len(packed.pieces)
     leaves: list[Any] = []
     for part in packed.layout.parts:

@@ -1,4 +1,4 @@
-"""Record programs as CUDA graphs, one for each shape of an assignment, and replay them."""
+"""Capture functions as CUDA graphs, one for each set of input shapes, and replay them."""
 
 import warnings
 from collections import OrderedDict
@@ -14,7 +14,7 @@ from esper.kasmina.kernels import compiling
 
 
 class Program:
-    """A function of tensors as a CUDA graph. It reads static copies of its inputs and returns static outputs."""
+    """A function captured as a CUDA graph. It reads static copies of its inputs and returns static outputs."""
 
     def __init__(self, function: Callable[..., Any], inputs: Any, pool: Any) -> None:
         leaves, spec = tree_flatten(inputs)
@@ -33,7 +33,7 @@ class Program:
 
 
 class Programs:
-    """The programs recorded so far, by the shapes and constants of their inputs."""
+    """A bounded cache of captured programs, by the shapes and constants of their inputs."""
 
     def __init__(self, limit: int = 64) -> None:
         self.limit, self.hits, self.misses = limit, 0, 0
@@ -45,10 +45,15 @@ class Programs:
     def find(
         self, name: str, function: Callable[..., Any], inputs: Any, warm_up: Callable[[], Any], kinds: Hashable
     ) -> Program | None:
-        """The program for inputs of these shapes, recorded now if it is new; None if it cannot be recorded.
+        """Return the program for inputs of these shapes, captured if it is new; None if capturing fails.
 
-        `warm_up` runs the function once without leaving a trace, as CUDA wants before a first recording. Kernels are
-        compiled together when the function first meets these kinds of modules; other shapes need no new ones.
+        Args:
+            name: Name of the function, part of the cache key.
+            function: Function to capture.
+            inputs: Its arguments.
+            warm_up: Runs the function once without side effects, as CUDA requires before a capture.
+            kinds: Kinds of modules that the function runs. Kernels are compiled when a combination first occurs; other
+                shapes need no new ones.
         """
         if not self.usable:
             return None
@@ -62,7 +67,7 @@ class Programs:
             program = self._record(name, function, inputs, warm_up, kinds)
         except (RuntimeError, AssertionError) as error:
             self.usable = False
-            warnings.warn(f"training without CUDA graphs, which could not be recorded: {error}", stacklevel=2)
+            warnings.warn(f"training without CUDA graphs, because capturing one failed: {error}", stacklevel=2)
             return None
         self.recorded[at] = program
         if len(self.recorded) > self.limit:
@@ -74,7 +79,7 @@ class Programs:
     ) -> Program:
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         if (name, kinds) in self.compiled:
-            with suppress(RuntimeError):  # something new is needed all the same: then once more, with a warm-up
+            with suppress(RuntimeError):  # a kernel is missing after all: capture again, after a warm-up
                 return Program(function, inputs, self.pool)
         with compiling():
             warm_up()
@@ -83,7 +88,7 @@ class Programs:
         with torch.cuda.stream(stream):
             warm_up()
         torch.cuda.current_stream().wait_stream(stream)
-        torch.cuda.empty_cache()  # the warm-up's memory is of no use to a program, which has a pool of its own
+        torch.cuda.empty_cache()  # a program allocates from a pool of its own, not from the warm-up's memory
         self.compiled.add((name, kinds))
         return Program(function, inputs, self.pool)
 

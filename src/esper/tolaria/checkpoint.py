@@ -1,4 +1,4 @@
-"""A fleet in the middle of its hosts' lives, as tensors: everything that its next decision depends on."""
+"""Save and restore a fleet in the middle of its episodes: everything that its next decision depends on."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -19,21 +19,21 @@ LIVES = ("age", "sibling", "births", "generation", "history", "good")
 
 
 def env_tensors(env: FleetEnv) -> Tensors:
-    """All of an env that has been reset, its fleet included."""
+    """Return the tensors of an env that has been reset, with those of its fleet."""
     fleet = env.fleet
-    found = {path: x for name in LIVES for path, x in flatten(getattr(env, name), f"lives/{name}").items()}
-    found |= {path: x for name in HOSTS for path, x in flatten(getattr(fleet, name), f"hosts/{name}").items()}
-    found |= flatten(fleet.trunk.tensors, "trunk")
+    tensors = {path: x for name in LIVES for path, x in flatten(getattr(env, name), f"lives/{name}").items()}
+    tensors |= {path: x for name in HOSTS for path, x in flatten(getattr(fleet, name), f"hosts/{name}").items()}
+    tensors |= flatten(fleet.trunk.tensors, "trunk")
     for kind, bucket in fleet.buckets.items():
         name = _name(kind)
-        found |= flatten(bucket.stack.tensors, name)
-        found[f"{name}/hosts"] = torch.from_numpy(bucket.hosts)
-        found[f"{name}/idle"] = torch.tensor(fleet.network.idle.get(kind, 0))
-    return found
+        tensors |= flatten(bucket.stack.tensors, name)
+        tensors[f"{name}/hosts"] = torch.from_numpy(bucket.hosts)
+        tensors[f"{name}/idle"] = torch.tensor(fleet.network.idle.get(kind, 0))
+    return tensors
 
 
 def env_settings(env: FleetEnv) -> dict[str, Any]:
-    """What an env must have in common with the one whose tensors it takes on."""
+    """Return the settings that an env must share with the one that was saved."""
     fleet = env.fleet
     return {
         "host": asdict(fleet.spec),
@@ -47,11 +47,16 @@ def env_settings(env: FleetEnv) -> dict[str, Any]:
 
 
 def env_description(env: FleetEnv) -> dict[str, Any]:
+    """Return the settings of an env, and the kinds of its seeds."""
     return env_settings(env) | {"kinds": list(env.fleet.buckets)}
 
 
 def restore_env(path: str | Path, env: FleetEnv, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
-    """Take up the lives that these tensors stand for. What does not fit is refused before anything changes."""
+    """Restore the saved episodes and fleet.
+
+    Raises:
+        FileError: If the file does not fit the env. Nothing is changed then.
+    """
     fits(path, env_settings(env), description)
     kinds = [Kind(slot, blueprint) for slot, blueprint in description["kinds"]]
     match(path, _expected(env, tensors, kinds), tensors)
@@ -65,7 +70,7 @@ def _name(kind: Kind) -> str:
 
 
 def _expected(env: FleetEnv, tensors: Mapping[str, Tensor], kinds: list[Kind]) -> Tensors:
-    """Tensors of the shapes that this env needs: its own, and buckets as tall as those of the file."""
+    """Return tensors of the shapes that this env needs: its own, and buckets with the row counts of the file."""
     needed = {name: x for name, x in env_tensors(env).items() if not name.startswith("bucket/")}
     for kind in kinds:
         rows = len(tensors[f"{_name(kind)}/hosts"])
@@ -88,11 +93,11 @@ def _restore_fleet(fleet: Fleet, tensors: Mapping[str, Tensor], kinds: list[Kind
     for name, tensor in fleet.trunk.tensors.items():
         tensor.copy_(tensors[f"trunk/{name}"])
     fleet.network.buckets, fleet.network.idle = {}, {}
-    nobody = torch.zeros(0, dtype=torch.long, device=fleet.device)
+    no_rows = torch.zeros(0, dtype=torch.long, device=fleet.device)
     for kind in kinds:
         bucket = fleet.network.buckets[kind] = _bucket(fleet, kind)
         bucket.hosts = tensors[f"{_name(kind)}/hosts"].cpu().numpy()
-        bucket.stack.resize(nobody, len(bucket.hosts))
+        bucket.stack.resize(no_rows, len(bucket.hosts))
         for part, tensor in bucket.stack.tensors.items():
             tensor.copy_(tensors[f"{_name(kind)}/{part}"])
         fleet.network.idle[kind] = int(tensors[f"{_name(kind)}/idle"])

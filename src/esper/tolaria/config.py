@@ -23,7 +23,7 @@ class Engine:
     A config may name a GPU that this machine lacks; `place` raises when the device is to be used.
 
     Raises:
-        EsperError: If torch or Esper cannot use such a device, if the precision is unknown or needs another device, or
+        EsperError: If the device is not supported, if the precision is unknown or needs another device, or
             if the memory limit is not positive.
 
     Example:

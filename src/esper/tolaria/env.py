@@ -84,7 +84,7 @@ class Good(NamedTuple):
 
 
 class FleetEnv:
-    """An environment whose agents are the hosts of a fleet: each lives for an episode, then a fresh one replaces it.
+    """An environment that trains the hosts of a fleet in episodes, and replaces a host when its episode ends.
 
     Call `reset` first, then `step` with an action for every host.
 
@@ -161,6 +161,7 @@ class FleetEnv:
         return self.signals(measured, unknown, torch.zeros_like(unknown), self.fleet)
 
     def signals(self, measured: Measured, train_loss: Tensor, flops: Tensor, of: Fleet | Good) -> Signals:
+        """Return the signals of all hosts, with the slots and vitals of the fleet or of its last good epoch."""
         return Signals(
             score=measured.score,
             metric=measured.metric,
@@ -206,7 +207,7 @@ class FleetEnv:
                 self.on_end(ended)
             test = None if self.test is None else self.fleet.evaluate_on(self.test)
             self.age = torch.where(over, 0, self.age)
-            # A failed host's replacement has a seed of its own, and lives until its group's episode ends.
+            # A failed host's replacement has a seed of its own, and stays until its group's episode ends.
             measured = _choose(ended, self.renew(ended, over), measured)
             signals = _choose(ended, self.first_signals(measured), now)
         self.good = Good(self.fleet.state, self.fleet.vitals, measured)

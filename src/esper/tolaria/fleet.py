@@ -1,4 +1,4 @@
-"""N hosts of one spec, trained as one program: their parameters stacked, their seeds in buckets of one kind."""
+"""Train N hosts of one spec as one program: parameters stacked, seeds in buckets of one kind."""
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
@@ -43,11 +43,11 @@ from esper.tolaria.setting import seed_sizes, tabulate
 from esper.tolaria.stack import Stack, step
 
 Norms = dict[Kind | None, Float[Tensor, " R"]]
-"""Mean gradient norms of the rows of each bucket, and under None those of the trunk."""
+"""Mean gradient norms of the rows of each bucket; those of the trunk under None."""
 
 
 class Measured(NamedTuple):
-    """What an epoch's measuring says of every host."""
+    """Results of every host on the validation data, and the contribution of each seed."""
 
     loss: Float[Tensor, " N"]
     metric: Float[Tensor, " N"]
@@ -56,7 +56,7 @@ class Measured(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The seeds of all slots as the CPU knows them between two decisions, (N, S)."""
+    """The state of all slots, (N, S), copied to the CPU between two decisions."""
 
     graft: np.ndarray
     alpha: np.ndarray
@@ -67,7 +67,28 @@ class Known(NamedTuple):
 
 
 class Fleet:
-    """Hosts that differ in their weights, their data order and their seeds, and share everything else."""
+    """N hosts of one spec, trained together as one program.
+
+    Hosts differ in their weights, data order and seeds; spec, task and configs are shared. Training a host in a fleet
+    gives the results of training it alone with `HostTrainer`.
+
+    Args:
+        spec: Spec of all hosts. Its inputs and outputs must be those of the task.
+        task: Data to train and to validate on; it is copied to the device.
+        rng_seeds: Seed of the weights and data order of each host; their number is the number of hosts.
+        config: Optimizer settings and batch size.
+        lifecycle: Gates that seeds must pass, and the epochs they spend in each stage.
+        engine: Device, precision and memory limit.
+
+    Raises:
+        EsperError: If the hosts do not fit the task, the device is not available, or the memory limit is too small.
+
+    Example:
+        >>> fleet = esper.Fleet(host, task, range(64))
+        >>> plant = fleet.space.action("GERMINATE", slot="s0", blueprint="conv_heavy")
+        >>> refused, train_loss, measured = fleet.decide(torch.tensor([plant] * 64))
+        >>> esper.save_model("grown.safetensors", fleet.host(int(measured.score.argmax())))
+    """
 
     def __init__(
         self,
@@ -98,42 +119,51 @@ class Fleet:
         self.vitals = unmeasured(self.state)
         self.everyone = torch.ones_like(self.vitals.sane)
         self.lr = torch.full_like(self.rng_seeds, config.lr, dtype=torch.float64)
-        """Step size of each host's own parameters..."""
+        """Learning rate of each host's own parameters."""
         self.seed_lr = torch.full_like(self.state.alpha, config.lr, dtype=torch.float64)
-        """...and of the seed in each of its slots."""
+        """Learning rate of the seed in each slot."""
         self.losses = torch.zeros(self.num_hosts, device=self.device, dtype=torch.float64)
         self.pulls = torch.zeros_like(self.state.alpha, dtype=engine.dtype)
         self.reset(self.everyone)
 
     @property
     def num_hosts(self) -> int:
+        """Number of hosts."""
         return len(self.rng_seeds)
 
     @cached_property
     def seed_flops(self) -> Int[Tensor, "S K G"]:
+        """FLOPs of every possible seed for one example, by slot, blueprint and graft."""
         return tabulate(self.slots, self.space, seed_flops).to(self.device)
 
     @property
     def trunk(self) -> Stack:
+        """Parameters and optimizer state of the hosts without their seeds."""
         return self.network.trunk
 
     @property
     def buckets(self) -> dict[Kind, Bucket]:
+        """Parameters and optimizer state of all seeds, by slot and blueprint."""
         return self.network.buckets
 
     def learn_at(self, lr: Float[Tensor, " N"]) -> None:
-        """A step size for each host and its seeds."""
+        """Set the learning rate of each host and its seeds."""
         self.lr.copy_(lr)
         self.seed_lr.copy_(lr[:, None])
 
     def seeds_in_slots(self, table: Int[Tensor, "S K G"], state: SlotState) -> Int[Tensor, "N S"]:
-        """Each slot's entry in such a table; 0 where there is no seed."""
+        """Return the entry of each slot's seed in a table of all possible seeds; 0 where there is no seed."""
         slot = torch.arange(len(self.slots), device=self.device)
         value = table[slot, state.blueprint.clamp(min=0), state.graft]
         return value.where(state.blueprint != NO_BLUEPRINT, 0)
 
     def reset(self, fresh: Bool[Tensor, " N"], rng_seeds: Int[Tensor, " N"] | None = None) -> None:
-        """Put fresh hosts in some places: new weights, empty slots, the first epoch."""
+        """Replace some hosts by fresh ones: new weights, empty slots, epoch 0.
+
+        Args:
+            fresh: Mask of the hosts to replace.
+            rng_seeds: Their new seeds; None keeps the present ones.
+        """
         if rng_seeds is not None:
             self.rng_seeds = torch.where(fresh, rng_seeds, self.rng_seeds)
         self.network.bear(fresh, self.rng_seeds)
@@ -177,11 +207,15 @@ class Fleet:
         return host
 
     def growth(self, state: SlotState) -> Float[Tensor, " N"]:
-        """Parameters of all seeds, silent ones too, over those of the bare host."""
+        """Return the parameters of all seeds, silent ones included, over those of the bare host."""
         return self.seeds_in_slots(self.seed_sizes, state).sum(1) / self.trunk.layout.num_parameters
 
     def flops(self, counterfactuals: bool = True) -> Int[Tensor, " N"]:
-        """What this epoch cost each host, silent lessons included, and measuring what seeds are worth."""
+        """Return the FLOPs of one epoch of each host: training, incubation and evaluation.
+
+        Args:
+            counterfactuals: Whether to count the passes that measure the contribution of each seed.
+        """
         seeds, loud, silent = (
             self.seeds_in_slots(self.seed_flops, self.state),
             speaking(self.state),
@@ -197,18 +231,24 @@ class Fleet:
         )
 
     def legal(self) -> Bool[Tensor, "N O S"]:
+        """Return a mask of the ops that are legal on each slot of each host."""
         return legal(self.state, self.vitals, self.lifecycle)
 
     def decide(self, actions: Int[Tensor, "N H"]) -> tuple[Bool[Tensor, " N"], Float[Tensor, " N"], Measured]:
-        """One decision of every host and the epoch that follows.
+        """Apply an action to every host, train for one epoch, and evaluate the hosts and their seeds.
 
-        Returns who was refused, the mean training losses, and what was measured.
+        Args:
+            actions: One row per host, as `fleet.space.action` returns it. Illegal actions are refused, and count as
+                waiting.
+
+        Returns:
+            A mask of the refused actions, the mean training losses, and the results on the validation data.
         """
         state, refused = apply(self.state, actions, self.legal(), self.space.sizes)
         self.tend(tick(state, self.vitals, self.lifecycle))
         known = self.known()
         train_loss, norms, pulls = self.train_epoch(known)
-        measured = self.evaluate(known)  # planned while the device trains
+        measured = self.evaluate(known)  # the CPU prepares this while the device trains
         self.vitals = self.examine(train_loss, norms, pulls, measured)
         self.epoch = self.epoch + 1
         if isinstance(self.padding, Roomy):
@@ -216,19 +256,30 @@ class Fleet:
         return refused, train_loss, measured
 
     def tend(self, state: SlotState, fresh: Bool[Tensor, " N"] | None = None) -> None:
-        """Take on a state, with the weights that belong to it. `fresh` hosts keep nothing."""
+        """Make the weights agree with a new state: add newborn seeds, remove pruned ones.
+
+        Args:
+            state: New state of all slots.
+            fresh: Mask of the hosts that have just been replaced: none of their seeds are kept.
+        """
         self.network.tend(state, fresh, self.rng_seeds, self.padding)
         self.state = state
 
     def known(self) -> Known:
-        """What assignments are made of, read from the device once."""
+        """Copy what assignments depend on from the device, in one transfer."""
         state, lr = self.state, self.seed_lr * self.config.seed_rate(self.state.seed_age)
         loud, silent = speaking(state), incubating(state)
         rows = (state.graft, state.alpha, state.alpha_target, silent, lr, loud)
         return Known(*torch.stack([x.double() for x in rows]).cpu().numpy())
 
     def assignment(self, known: Known, measuring: bool, switched: Bool[Tensor, "N S"] | None = None) -> Assignment:
-        """Who runs where: with rows beside the hosts, or, where seeds are `switched` over, without any."""
+        """Assign all seeds to rows.
+
+        Args:
+            known: Slots as copied to the CPU.
+            measuring: Whether side rows start at every seed, or, for training, only at silent ones.
+            switched: Mask of seeds to switch: audible ones off, silent ones on. No side rows start then.
+        """
         alpha, silent = known.alpha, known.silent
         if switched is not None:
             over = np.where(known.loud, 0.0, known.target)
@@ -239,13 +290,15 @@ class Fleet:
             loud, aim = (np.where(living, x[at], 0).astype(np.float32) for x in (alpha, known.target))
             return Seeds(hosts, known.graft[at].astype(np.int64), loud, aim, living & (silent[at] > 0), known.lr[at])
 
-        found = {kind: seeds(kind, bucket.hosts) for kind, bucket in self.buckets.items()}
-        return assign(found, len(self.slots), measuring and switched is None, self.padding)
+        buckets = {kind: seeds(kind, bucket.hosts) for kind, bucket in self.buckets.items()}
+        return assign(buckets, len(self.slots), measuring and switched is None, self.padding)
 
     def train_epoch(self, known: Known | None = None) -> tuple[Float[Tensor, " N"], Norms, Float[Tensor, "N S"]]:
-        """One pass over the training data for every host.
+        """Train every host for one pass over the training data.
 
-        Returns mean losses and mean gradient norms, of parameters and of the streams at slots.
+        Returns:
+            Mean losses; mean gradient norms of parameters; and mean norms of the loss's gradient with respect to the
+            streams at slots.
         """
         assignment = self.assignment(known or self.known(), measuring=False)
         count = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -267,7 +320,7 @@ class Fleet:
         return losses / num_steps, {name: norm / num_steps for name, norm in norms.items()}, pulls / num_steps
 
     def recorded(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Program | None:
-        """A captured program for these inputs, if this fleet captures any."""
+        """Return the captured program for these inputs, or None if this fleet does not capture programs."""
         if self.programs is None:
             return None
 
@@ -282,7 +335,7 @@ class Fleet:
         return self.programs.find(name, function, inputs, warm_up, kinds=tuple(self.network.stacks))
 
     def train_step(self, assignment: Assignment | Packed, order: Tensor, count: Tensor, chunks: int) -> None:
-        """The next batch of every host: gradients, clipping and step, row by row. Adds up losses and norms."""
+        """Train every host on its next batch, clipping row by row, and add to the sums of losses and norms."""
         assignment = unpack(assignment) if isinstance(assignment, Packed) else assignment
         size = self.config.batch_size
         batch = order.index_select(1, count * size + torch.arange(size, device=self.device))
@@ -313,36 +366,37 @@ class Fleet:
         count += 1
 
     def evaluate(self, known: Known | None = None) -> Measured:
-        """Every host on the validation data, and what each seed contributes, from extra rows of the same pass."""
+        """Evaluate every host on the validation data, and each seed's contribution by side rows of the same pass."""
         return self.measured(self.assignment(known or self.known(), measuring=True))
 
     def evaluate_bare(self) -> Measured:
-        """Every host on the validation data as if it had no seeds: all there is to know of newborns."""
+        """Evaluate every host on the validation data without its seeds."""
         return self.measured(assign({}, len(self.slots), measuring=True, padding=self.padding))
 
     @torch.no_grad()
     def evaluate_on(self, data: Split) -> Measured:
-        """The same on other data, which nothing is ever chosen by."""
-        as_they_are = torch.zeros_like(self.state.alpha, dtype=torch.bool)
-        assignment = self.assignment(self.known(), measuring=True, switched=as_they_are)
+        """Evaluate every host on held-out data, without measuring contributions."""
+        none = torch.zeros_like(self.state.alpha, dtype=torch.bool)
+        assignment = self.assignment(self.known(), measuring=True, switched=none)
         chunks = self.memory.chunks(self.num_hosts, len(data.x), *rows_of(assignment), training=False)
         return self.measure(pack(assignment, self.device), chunks, self.resident(data))
 
     def resident(self, data: Split) -> Split:
-        """On the fleet's device, inputs in the precision it computes in."""
+        """Copy data to the fleet's device, floating-point data in the precision of activations."""
         return Split(
             *(x.to(self.device, self.engine.compute) if x.is_floating_point() else x.to(self.device) for x in data)
         )
 
     def switched(self, over: Bool[Tensor, "N S"]) -> Measured:
-        """The same with some seeds switched over: off where they speak, on where they are silent.
+        """Evaluate every host on the validation data with some seeds switched: audible ones off, silent ones on.
 
-        `switched(speaking(fleet.state))` is every host without its seeds; two slots at a time are pairs.
+        `switched(speaking(fleet.state))` evaluates every host without its seeds.
         """
         return self.measured(self.assignment(self.known(), measuring=True, switched=over))
 
     @torch.no_grad()
     def measured(self, assignment: Assignment) -> Measured:
+        """Evaluate every host on the validation data, by a captured program if there is one."""
         chunks = self.memory.chunks(self.num_hosts, len(self.validation_data[0]), *rows_of(assignment), training=False)
         inputs = (pack(assignment, self.device), chunks)
         program = self.recorded("measure", self.measure, inputs)
@@ -351,6 +405,7 @@ class Fleet:
 
     @torch.no_grad()
     def measure(self, packed: Packed, chunks: int, data: Split | None = None) -> Measured:
+        """Evaluate every host on data split into `chunks` parts; the validation data by default."""
         assignment, data = unpack(packed), data or self.validation_data
         flats = {name: stack.flat.to(self.engine.compute) for name, stack in self.network.stacks.items()}
         sums, besides = [], []
@@ -361,7 +416,7 @@ class Fleet:
         size = len(data.x)
         loss, metric = (torch.stack(parts).sum(0) / size for parts in zip(*sums, strict=True))
         score = self.objective.score(metric, self.num_outputs)
-        # One more slot than there is takes what padding rows say.
+        # Padding rows write into one extra slot, which is dropped.
         contribution = score.new_full((self.num_hosts, len(self.slots) + 1), torch.nan)
         if len(assignment.beside.rows):
             metrics = torch.stack([b for b in besides if b is not None]).sum(0) / size
@@ -372,12 +427,12 @@ class Fleet:
         return Measured(loss, metric, score, contribution[:, :-1])
 
     def judge(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums of loss and metric over examples."""
+        """Return the sums of loss and metric over examples."""
         targets = y.expand(len(out), *y.shape)
         return by_row(self.objective.loss, out, targets), by_row(self.objective.metric, out, targets)
 
     def examine(self, train_loss: Tensor, norms: Norms, pulls: Tensor, measured: Measured) -> Vitals:
-        """Who is sane, which seeds are healthy, and what they are worth."""
+        """Return the vitals after an epoch: which hosts and seeds are healthy, and what seeds contribute."""
         sane = train_loss.isfinite() & measured.loss.isfinite() & norms[None].isfinite()
         sane &= self.trunk.flat.isfinite().all(1)
         healthy = torch.ones(self.num_hosts, len(self.slots), dtype=torch.bool, device=self.device)
@@ -396,18 +451,18 @@ class Fleet:
 
 
 def _squares(gradient: Float[Tensor, "N ..."]) -> Float[Tensor, " N"]:
-    """The squared length of each row, summed in single precision at least."""
+    """Return the squared norm of each row, summed in fp32 at least."""
     dtype = torch.promote_types(gradient.dtype, torch.float32)
     return torch.linalg.vector_norm(gradient.flatten(1), dim=1, dtype=dtype).square()
 
 
 def by_row(judge: Callable[[Tensor, Tensor], Tensor], out: Tensor, y: Tensor) -> Float[Tensor, " R"]:
-    """The sum of what is said of each example, row by row."""
+    """Sum a per-example function over the examples of each row."""
     return judge(out.flatten(0, 1), y.flatten(0, 1)).unflatten(0, out.shape[:2]).sum(1)
 
 
 def rows_of(assignment: Assignment) -> tuple[dict[Kind, int], int]:
-    """How many rows of seeds of each kind an assignment runs, and how many beside the hosts."""
+    """Return how many rows of seeds of each kind an assignment runs, and how many side rows."""
     return {b.kind: b.num_seeds + b.num_echoes for slot in assignment.slots for b in slot.buckets}, len(
         assignment.beside.rows
     )

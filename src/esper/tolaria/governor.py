@@ -1,7 +1,7 @@
-"""The governor: detects sick hosts by their own history, and can restore hosts from a snapshot.
+"""Detect failed hosts by their own history, and restore hosts from a snapshot.
 
-`FleetEnv` uses `judge` alone: it keeps the signals of the last good epoch and replaces a sick host. `snapshot` and
-`restore` are for growing a user's own model, where training rolls back and goes on; no training calls them yet.
+`FleetEnv` uses only `judge`: it keeps the signals of the last good epoch and replaces a failed host. `snapshot` and
+`restore` are for training that rolls back and continues.
 """
 
 from dataclasses import dataclass
@@ -20,14 +20,23 @@ from esper.tolaria.fleet import Fleet, Measured
 
 @dataclass(frozen=True, kw_only=True)
 class GovernorConfig:
-    """Thresholds are relative to what the host itself has done before, so that weak hosts are guarded too."""
+    """The thresholds at which a host counts as failed, relative to its own best results.
+
+    A host with a loss or weights that are not finite always counts as failed.
+
+    Raises:
+        EsperError: If a threshold is out of range; the message names the field.
+
+    Example:
+        >>> EnvConfig(governor=GovernorConfig(divergence=3.0))
+    """
 
     divergence: float = 2.0
-    """Sick when the training loss exceeds this many times the best so far, and the first epoch's."""
+    """A host has diverged when its training loss exceeds this factor times its lowest, and also its first."""
     collapse: float = 0.25
-    """Sick when less than this share of the best score's lead over chance is left..."""
+    """A host has collapsed when its score's lead over chance falls below this share of its best lead."""
     lead: float = 0.1
-    """...if that lead was at least this large."""
+    """Smallest best lead over chance from which a host can collapse."""
 
     def __post_init__(self) -> None:
         if not self.divergence > 1:
@@ -38,7 +47,7 @@ class GovernorConfig:
 
 
 class HealthHistory(NamedTuple):
-    """What a host has shown so far."""
+    """The first training loss, lowest training loss and best score of every host in its episode."""
 
     first_loss: Float[Tensor, " N"]
     best_loss: Float[Tensor, " N"]
@@ -53,10 +62,11 @@ class Snapshot(NamedTuple):
     measured: Measured
     trunk: dict[str, Tensor]
     buckets: dict[Kind, tuple[np.ndarray, dict[str, Tensor]]]
-    """The host of each row, and the rows."""
+    """Host of each row, and the rows themselves."""
 
 
 def empty_health(fleet: Fleet) -> HealthHistory:
+    """Return the history of hosts without any results."""
     inf = torch.full((fleet.num_hosts,), torch.inf, device=fleet.device, dtype=torch.float64)
     return HealthHistory(inf, inf, -inf)
 
@@ -69,7 +79,7 @@ def judge(
     chance: float,
     config: GovernorConfig,
 ) -> tuple[Bool[Tensor, " N"], HealthHistory]:
-    """Find the hosts that are not sane, have diverged or have collapsed to chance; add the others to the history."""
+    """Return a mask of the hosts that have failed, and the history with the results of all others."""
     loss, score = train_loss.double(), score.double()
     first = torch.where(history.first_loss.isinf(), loss, history.first_loss)
     diverged = (loss > config.divergence * history.best_loss) & (loss > first)
@@ -81,9 +91,10 @@ def judge(
 
 
 def snapshot(fleet: Fleet, measured: Measured) -> Snapshot:
-    """Copy all hosts, on the same device. Take it after an epoch that `judge` found good: it copies the sick, too.
+    """Return a copy of all hosts on the fleet's device, failed ones included.
 
-    Costs as many bytes as the fleet's parameters and moments.
+    It takes as much memory as the fleet's parameters and moments. Take it after an epoch in which `judge` found no
+    failed host.
     """
 
     def copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -94,7 +105,10 @@ def snapshot(fleet: Fleet, measured: Measured) -> Snapshot:
 
 
 def restore(fleet: Fleet, sick: Bool[Tensor, " N"], then: Snapshot) -> None:
-    """Roll some hosts back to a snapshot: weights, moments, step counts, slots, vitals. The others keep every bit."""
+    """Restore the hosts in a mask from a snapshot: weights, moments, step counts, slots and vitals.
+
+    All other hosts stay bit-identical.
+    """
 
     def pick(old: Tensor, now: Tensor) -> Tensor:
         return torch.where(sick.view(-1, *[1] * (now.ndim - 1)), old, now)

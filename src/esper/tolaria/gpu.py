@@ -1,4 +1,4 @@
-"""The optimiser's step on CUDA devices, in Triton: two kernels, whatever the size of a stack."""
+"""Run an optimizer step on CUDA devices with two Triton kernels, for a stack of any size."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
 
@@ -16,7 +16,7 @@ BLOCK = 2048
 
 @triton.jit(do_not_specialize=["width", "grad_row", "parts"])
 def _squares(grad, sums, steps, active, width, grad_row, parts, B: tl.constexpr):
-    """The sum of squares of one part of one row's gradient; the first part of an active row counts the step."""
+    """Sum the squares of one part of one row's gradient; the first part of an active row counts the step."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = part * B + tl.arange(0, B)
     g = tl.load(grad + row * grad_row + at, mask=at < width, other=0.0).to(tl.float32)
@@ -52,7 +52,7 @@ def _step(
     B: tl.constexpr,
     S: tl.constexpr,
 ):
-    """One part of one row."""
+    """Update one part of one row."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     s = tl.arange(0, S)
     norm = tl.sqrt(tl.sum(tl.load(sums + row * parts + s, mask=s < parts, other=0.0), 0))
@@ -61,7 +61,7 @@ def _step(
     if tl.load(active + row):
         rate = tl.load(lr + row).to(tl.float32)
         ratio = CLIP / (norm + CLIP_EPS)
-        scale = tl.where(ratio > 1, 1.0, ratio)  # a NaN stays one
+        scale = tl.where(ratio > 1, 1.0, ratio)  # NaN propagates
         at = part * B + tl.arange(0, B)
         here = at < width
         place = row * width + at
@@ -97,7 +97,7 @@ def step(
     eps: float,
     clip_eps: float,
 ) -> None:
-    """As `stack.step`, in place."""
+    """Update a stack in place, as `stack.step` does on a CPU."""
     rows, width = flat.shape
     block = min(BLOCK, triton.next_power_of_2(width))
     parts = triton.cdiv(width, block)

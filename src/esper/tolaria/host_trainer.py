@@ -113,7 +113,7 @@ class HostTrainer:
         return bool(refused)
 
     def setting(self, episode: int) -> Setting:
-        """Return what a policy needs to know of this host, for an episode of so many decisions."""
+        """Return the constants of this host that policies need, for an episode of `episode` decisions."""
         slots, bare = self.host.slot_specs, num_parameters(self.host.segments)
         return make_setting(self.task.spec, slots, self.space, seed_sizes(slots, self.space), bare, episode)
 
@@ -223,6 +223,7 @@ class HostTrainer:
         return norms
 
     def loss(self, x: Tensor, y: Tensor, alphas: Mapping[int, Tensor] | None = None) -> Tensor:
+        """Return the mean loss of examples, with some slots' alpha replaced."""
         return self.task.spec.objective.loss(self.host(x, alphas), y).mean()
 
     @torch.no_grad()
@@ -277,6 +278,7 @@ class HostTrainer:
         return (1 + BACKWARD) * trained * (heard + side) + len(self.task.validation.x) * (heard + without)
 
     def report(self, action: Sequence[int], refused: bool, train_loss: float, evaluation: Evaluation) -> EpochReport:
+        """Return the report of the last epoch."""
         op = action[Head.OP]
         slots = []
         for s, spec in enumerate(self.host.slot_specs):

@@ -1,4 +1,4 @@
-"""How much memory a step takes, and into how many parts to split its batch so that it fits."""
+"""Estimate the memory of a training step, and split batches so that it fits a budget."""
 
 from collections.abc import Mapping
 
@@ -12,18 +12,18 @@ from esper.tolaria.config import Engine
 from esper.tolaria.network import Network
 
 TRAINING = 4.0
-"""Bytes in use at the peak of a training step for each byte kept for the backward pass, as seen on a GPU..."""
+"""Peak bytes of a training step per byte that autograd saves, measured on a GPU."""
 MEASURING = 2.0
-"""...and without a backward pass."""
+"""Peak bytes of an evaluation step per byte that autograd would save."""
 STREAMS = 6
-"""Copies of its stream that a seed needs around it."""
+"""Copies of its stream that a seed needs besides what autograd saves of it."""
 COPIES = 6
-"""Times the parameters' bytes in use whatever the batch: parameters, two moments, gradients, and two for temporaries.
-A `governor.snapshot`, which would take three more, is not included."""
+"""Copies of the parameters in memory for any batch: parameters, two moments, gradients, and two for temporaries. A
+`governor.snapshot` would take three more."""
 
 
 class MemoryEstimator:
-    """What the rows of a network need, estimated from what autograd keeps of one example."""
+    """An estimate of a network's memory from what autograd saves for one example."""
 
     def __init__(self, network: Network, engine: Engine, dtype: torch.dtype, inputs: tuple[int, ...]) -> None:
         self.network, self.budget, self.dtype = network, engine.memory_budget, engine.compute
@@ -32,7 +32,11 @@ class MemoryEstimator:
         self.seeds: dict[Kind, int] = {}
 
     def chunks(self, num_hosts: int, batch: int, seeds: Mapping[Kind, int], beside: int, training: bool = True) -> int:
-        """The smallest number of parts of a batch that keeps within the budget."""
+        """Return the smallest number of parts that a batch must be split into to stay within the budget.
+
+        Raises:
+            EsperError: If not even one example at a time fits.
+        """
         if self.budget is None:
             return 1
         state, example = self.needs(num_hosts, seeds, beside, training)
@@ -41,21 +45,23 @@ class MemoryEstimator:
             fit = int(num_hosts * self.budget / (state + example))
             raise EsperError(
                 f"{num_hosts} hosts need {_readable(state + example)} even with one example of the batch of {batch}"
-                f" at a time, and memory_budget is {_readable(self.budget)}: about {fit} hosts would fit"
+                f" at a time, but memory_budget is {_readable(self.budget)}; raise it or use fewer hosts:"
+                f" about {fit} hosts would fit"
             )
         return min(batch, -int(-batch * example // left))
 
     def needs(self, num_hosts: int, seeds: Mapping[Kind, int], beside: int, training: bool) -> tuple[float, float]:
-        """Bytes whatever the batch, and bytes for each example of it."""
+        """Return the bytes that do not depend on the batch, and the bytes per example."""
         rows = (num_hosts + beside) * self.host + sum(n * self.seed(kind) for kind, n in seeds.items())
         state = COPIES * sum(stack.whole["flat"].nbytes for stack in self.network.stacks.values())
         return state, rows * (TRAINING if training else MEASURING)
 
     def scaled(self, size: int) -> int:
-        """In the precision that is computed in."""
+        """Convert bytes in fp32 to bytes in the precision of activations."""
         return size * self.dtype.itemsize // torch.float32.itemsize
 
     def seed(self, kind: Kind) -> int:
+        """Return the bytes that one seed of a kind needs for one example."""
         if kind not in self.seeds:
             slot = self.network.slots[kind.slot]
             template = self.network.known[kind].stack.template
@@ -66,7 +72,7 @@ class MemoryEstimator:
 
 
 def kept_bytes(module: nn.Module, x: Tensor) -> int:
-    """What autograd keeps for the backward pass of one example, in single precision, weights apart."""
+    """Return the bytes that autograd saves for the backward pass of one example, in fp32 and without weights."""
     like = next(module.parameters())
     sizes: dict[int, int] = {}
 

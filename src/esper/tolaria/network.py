@@ -1,4 +1,4 @@
-"""The weights of a fleet and what they compute: a stack of trunks, and the seeds of each kind in a bucket."""
+"""Hold the weights of a fleet and run them: a stack of trunks, and a bucket for the seeds of each kind."""
 
 import numpy as np
 import torch
@@ -17,14 +17,14 @@ from esper.tolaria.assignment import SHARES, Assignment, Kind, Padding, SlotAssi
 from esper.tolaria.stack import Stack
 
 Flats = dict[Kind | None, Tensor]
-"""The rows of each bucket, and under None those of the trunk."""
+"""The flat rows of each bucket; those of the trunk under None."""
 
 
 class Bucket:
-    """The seeds of one kind: a stack, and the host of each row, -1 for a free one."""
+    """A stack of the seeds of one kind, and the host of each row; -1 marks a free row."""
 
     def __init__(self, kind: Kind, slot: SlotSpec, device: torch.device, dtype: torch.dtype, room: int) -> None:
-        build_seed(slot, kind.blueprint, Graft.GATE)  # raises if this seed cannot live in this slot
+        build_seed(slot, kind.blueprint, Graft.GATE)  # raises if the blueprint does not fit the slot
         self.stack = Stack(lambda: AnySeed(slot, kind.blueprint), 0, device, dtype, room)
         self.hosts = np.zeros(0, dtype=np.int64)
 
@@ -36,7 +36,7 @@ class Bucket:
             self.stack.clear(self.at(leaving))
 
     def admit(self, hosts: np.ndarray, keys: Int[Tensor, " R"], gated: Bool[Tensor, " R"], room: int) -> None:
-        """Give newborns a row, making room first if there is none. Only the gated ones have a gate."""
+        """Give newborn seeds a row each, adding rows if needed. The gates of seeds that are not gated are zero."""
         self.fit(room)
         rows = np.flatnonzero(self.hosts < 0)[: len(hosts)]
         self.hosts[rows] = hosts
@@ -45,7 +45,7 @@ class Bucket:
         self.stack.fill(self.at(rows), params | gate)
 
     def fit(self, size: int) -> None:
-        """Hold `size` rows if that is more than now, or less than a quarter; the living move to the front."""
+        """Resize to `size` rows if that is more rows, or less than a quarter; rows in use move to the front."""
         if len(self.hosts) // 4 < size <= len(self.hosts):
             return
         living = np.flatnonzero(self.hosts >= 0)
@@ -57,7 +57,7 @@ class Bucket:
 
 
 class Network:
-    """N hosts of one spec and their seeds. Kinds that nobody holds cost nothing."""
+    """The weights of N hosts of one spec and of their seeds. Kinds of seeds that no host has cost nothing."""
 
     def __init__(
         self, spec: HostSpec, num_hosts: int, device: torch.device, dtype: torch.dtype, room: int, patience: int
@@ -66,27 +66,28 @@ class Network:
         self.slots, self.space = template.slot_specs, template.space
         self.device, self.dtype, self.room = device, dtype, room
         self.patience = patience
-        """How many times a kind of seed may be found empty before it is no longer run."""
+        """Decisions after which an empty bucket is no longer run."""
         self.trunk = Stack(lambda: build_host(spec), num_hosts, device, dtype)
         self.buckets: dict[Kind, Bucket] = {}
-        """The kinds that live now..."""
+        """Buckets that are run."""
         self.known: dict[Kind, Bucket] = {}
-        """...and those that ever did: recorded programs refer to their memory."""
+        """All buckets ever made: captured programs refer to their memory."""
         self.idle: dict[Kind, int] = {}
         self.gates = [Linear(slot.channels, 1) for slot in self.slots]
-        """Templates: all gates of a slot run at once, whatever the blueprint."""
+        """Templates of the gates: all gates of a slot run at once, for all blueprints."""
 
     @property
     def stacks(self) -> dict[Kind | None, Stack]:
+        """The stack of each kind of seed; that of the trunk under None."""
         return {None: self.trunk} | {kind: bucket.stack for kind, bucket in self.buckets.items()}
 
     def bear(self, fresh: Bool[Tensor, " N"], rng_seeds: Int[Tensor, " N"]) -> None:
-        """New trunks in some places."""
+        """Draw new trunks for the `fresh` hosts."""
         rows = fresh.nonzero()[:, 0]
         self.trunk.bear(rows, key(rng_seeds[rows], Purpose.HOST_WEIGHTS))
 
     def tend(self, state: SlotState, fresh: Bool[Tensor, " N"] | None, rng_seeds: Tensor, padding: Padding) -> None:
-        """Newborn seeds get a row in their bucket, the gone lose theirs. `fresh` hosts keep nothing."""
+        """Give newborn seeds a row in their bucket and free the rows of removed seeds; `fresh` hosts keep none."""
         now = state.blueprint.cpu().numpy()
         renewed = np.zeros(len(now), bool) if fresh is None else fresh.cpu().numpy()
         for kind, bucket in self.buckets.items():
@@ -109,10 +110,13 @@ class Network:
         self.buckets = {kind: bucket for kind, bucket in self.buckets.items() if self.idle[kind] <= self.patience}
 
     def forward(self, flats: Flats, x: Tensor, assignment: Assignment) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """What all hosts answer, (N, B, ...), what the rows beside them do, and the hosts' streams at their slots.
+        """Run all hosts and side rows.
 
-        A row beside starts where its seed sits, from a copy of the host's stream that no gradient leaves, with the
-        seed switched over: on if it is silent, off if it speaks. All other weights it meets are fixed.
+        A side row starts at the slot of its seed, from a detached copy of the host's stream, with the seed switched: on
+        if it is silent, off if it is audible. All other weights on its way are detached.
+
+        Returns:
+            The outputs of the hosts, (N, B, ...); those of the side rows; and the hosts' streams at their slots.
         """
         trunk = self.trunk.layout.unpack(flats[None])
         segments = self.trunk.template.segments
@@ -135,7 +139,7 @@ class Network:
     def graft(
         self, flats: Flats, x: Tensor, beside: Tensor | None, assignment: SlotAssignment
     ) -> tuple[Tensor, Tensor | None]:
-        """Let the seeds of one slot speak, in their hosts and in the rows beside, and start new rows."""
+        """Graft the seeds of one slot onto their hosts and onto side rows, and start new side rows."""
         stream = x.index_select(0, assignment.hosts)
         stream = where(assignment.speaks, stream, stream.detach())
         heard = None if beside is None else beside.index_select(0, assignment.echoes.rows)
@@ -156,7 +160,7 @@ class Network:
     def deltas(
         self, flats: Flats, stream: Tensor, heard: Tensor | None, assignment: SlotAssignment
     ) -> tuple[Tensor, Tensor | None]:
-        """What all seeds of a slot make of their hosts' streams and, with fixed weights, of the rows beside."""
+        """Return the deltas of all seeds of a slot for their hosts' streams and, detached, for the side rows."""
         sizes = [(b.num_seeds, b.num_echoes) for b in assignment.buckets]
         streams, graft = stream, assignment.graft
         if heard is not None:
@@ -185,16 +189,16 @@ def where(rows: Bool[Tensor, " R"], yes: Tensor, no: Tensor | float) -> Tensor:
 
 
 def _shuffled(seeds: Tensor, echoes: Tensor, sizes: list[tuple[int, int]]) -> Tensor:
-    """Bucket after bucket, its seeds and then those that are heard beside."""
+    """Interleave by bucket: its seeds, then its side rows."""
     own, other = seeds.split([a for a, _ in sizes]), echoes.split([b for _, b in sizes])
     return torch.cat([part for pair in zip(own, other, strict=True) for part in pair])
 
 
 def _loud(speaks: Tensor, alpha: Tensor, deltas: Tensor) -> Tensor:
-    """What is heard of each delta. Of a silent one −0.0, the number that changes no bit of what it is added to."""
+    """Scale each delta by alpha; a silent one becomes −0.0, which changes no bit of what it is added to."""
     return where(speaks, _spread(alpha, deltas) * deltas, -0.0)
 
 
 def _spread(row: Tensor, like: Tensor) -> Tensor:
-    """One number per row, in the dtype of a stream and shaped to multiply it."""
+    """Reshape one number per row to multiply a stream, in the stream's dtype."""
     return row.to(like.dtype).view(-1, *[1] * (like.ndim - 1))

@@ -1,6 +1,6 @@
-"""Many copies of one module as one flat tensor: a row holds all parameters of a copy, another tensor its moments.
+"""Stack many copies of one module: a row of one flat tensor holds all parameters of a copy.
 
-Birth, death, snapshot and rollback are then row operations, and an optimiser step is a handful of kernels.
+Adding, removing, copying and restoring a copy are then row operations, and an optimizer step is a handful of kernels.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from esper.leyline.rng import isolated
 from esper.tolaria.config import TrainConfig
 
 ALIGNMENT = 16
-"""Every parameter starts at a multiple of this many elements, so that no row's arithmetic depends on where it lies."""
+"""Every parameter starts at a multiple of this many elements, so that a row's results do not depend on its index."""
 EPS = 1e-8
 CLIP_EPS = 1e-6
 
 
 class Layout:
-    """Where each parameter of a module lies in a flat row."""
+    """The offset and shape of each parameter of a module within a flat row."""
 
     def __init__(self, template: nn.Module) -> None:
         shapes = {name: p.shape for name, p in template.named_parameters()}
@@ -36,7 +36,7 @@ class Layout:
         self.num_parameters = sum(shape.numel() for shape in shapes.values())
 
     def views(self, flat: Float[Tensor, "R P"]) -> Params:
-        """The parameters of all rows, stacked, without a copy."""
+        """Return the parameters of all rows, stacked, as views."""
         pieces = flat.split(self.sizes, dim=1)
         return {
             name: piece[:, : shape.numel()].unflatten(1, shape)
@@ -44,10 +44,11 @@ class Layout:
         }
 
     def unpack(self, flat: Float[Tensor, "R P"]) -> Params:
-        """The same, with a gradient that comes back in one piece."""
+        """Return the parameters of all rows, stacked, with a backward pass that makes one flat gradient."""
         return dict(zip(self.shapes, _Unpack.apply(flat, self), strict=True))  # pyright: ignore
 
     def flatten(self, params: Params) -> Float[Tensor, "R P"]:
+        """Return stacked parameters as flat rows."""
         rows = len(next(iter(params.values())))
         flat = next(iter(params.values())).new_zeros(rows, self.width)
         for name, view in self.views(flat).items():
@@ -56,7 +57,7 @@ class Layout:
 
 
 class _Unpack(Function):
-    """Autograd of the views would write every parameter's gradient into a row of zeros, and add the rows up."""
+    """Views with a cheaper backward pass: autograd would pad each parameter's gradient with zeros, then add them."""
 
     @staticmethod
     def forward(ctx: Any, flat: Tensor, layout: Layout) -> tuple[Tensor, ...]:  # pyright: ignore
@@ -77,9 +78,9 @@ class _Unpack(Function):
 
 
 class Stack:
-    """Rows of one module, their moments and their step counts.
+    """Copies of one module as rows: parameters, optimizer moments and step counts.
 
-    The tensors may be taller than the stack, so that it can grow without moving: `room` is how tall from the start.
+    Memory is reserved for `room` rows, so that the stack can grow without moving.
     """
 
     def __init__(
@@ -102,33 +103,35 @@ class Stack:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Everything a row consists of: parameters, moments, step counts."""
+        """Parameters, moments and step counts of all rows."""
         return {name: tensor[: self.rows] for name, tensor in self.whole.items()}
 
     @property
     def flat(self) -> Float[Tensor, "R P"]:
+        """Parameters of all rows."""
         return self.whole["flat"][: self.rows]
 
     @property
     def norms(self) -> Float[Tensor, " R"]:
-        """Where steps add up the lengths of their gradients, row by row."""
+        """Sum of each row's gradient norms over steps."""
         return self.gradient_norms[: self.rows]
 
     def bear(self, rows: Int[Tensor, " R"], keys: Int[Tensor, " R"]) -> None:
-        """Fill rows with newborns: the weights their keys stand for."""
+        """Fill rows with the initial weights that belong to their random keys."""
         self.fill(rows, self.nursery.bear(keys))
 
     def fill(self, rows: Int[Tensor, " R"], params: Params) -> None:
-        """Give rows these weights, no moments, no steps."""
+        """Set the weights of rows, and clear their moments and step counts."""
         self.clear(rows)
         self.flat.index_copy_(0, rows, self.layout.flatten(params).to(self.flat))
 
     def clear(self, rows: Int[Tensor, " R"]) -> None:
+        """Set the parameters, moments and step counts of rows to zero."""
         for tensor in self.tensors.values():
             tensor.index_fill_(0, rows, 0)
 
     def resize(self, keep: Int[Tensor, " R"], rows: int) -> None:
-        """Move some rows to the front of a stack of another height, in the same memory if there is room."""
+        """Change the number of rows and move the rows to keep to the front, in place if there is room."""
         for name, tensor in self.whole.items():
             kept = tensor[keep]
             target = tensor if rows <= len(tensor) else tensor.new_zeros(rows, *tensor.shape[1:])
@@ -148,9 +151,9 @@ def step(
     lr: Float[Tensor, " R"],
     config: TrainConfig,
 ) -> None:
-    """One optimiser step of the active rows, clipped row by row, each with its own step count.
+    """Take an optimizer step in the active rows, clipping row by row, each with its own step count.
 
-    The others keep every bit. Adds the length of every row's gradient to the stack's norms.
+    Inactive rows stay bit-identical. The gradient norm of every row is added to the stack's norms.
     """
     flat, first, second, steps = stack.tensors.values()
     if usable(grad):

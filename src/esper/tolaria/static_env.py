@@ -26,6 +26,7 @@ class StaticEnv(FleetEnv):
         return self.fleet.flops(counterfactuals=False)
 
     def reset(self) -> Signals:
+        """Replace all hosts by fresh ones with the topology's seeds, and return their first signals."""
         super().reset()
         fleet, topology = self.fleet, self.topology
         empty = empty_slots(fleet.num_hosts, len(fleet.slots), fleet.device)

@@ -1,4 +1,4 @@
-"""Keeping an optimiser true to a network that changes: one group for the trunk, one for each seed."""
+"""Keep an optimizer in step with a growing network: one parameter group for the trunk, one for each seed."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ TRUNK = "trunk"
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], config: TrainConfig) -> Optimizer:
-    """An optimiser whose only group, so far, is the trunk."""
+    """Return an optimizer with one parameter group, the trunk."""
     trunk = [{"params": list(parameters), "name": TRUNK}]
     if config.optimizer == "sgd":
         return torch.optim.SGD(trunk, config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
@@ -20,12 +20,12 @@ def make_optimizer(parameters: Iterable[nn.Parameter], config: TrainConfig) -> O
 
 
 def add_group(optimizer: Optimizer, name: str, parameters: Iterable[nn.Parameter]) -> None:
-    """Take a newborn's parameters in: no moments, no steps, the optimiser's own hyperparameters."""
+    """Add the parameters of a newborn seed, with the optimizer's hyperparameters and empty state."""
     optimizer.add_param_group({"params": list(parameters), "name": name})
 
 
 def remove_group(optimizer: Optimizer, name: str) -> None:
-    """Forget a group and everything known about its parameters."""
+    """Remove a parameter group and the optimizer state of its parameters."""
     (group,) = (g for g in optimizer.param_groups if g["name"] == name)
     for parameter in group["params"]:
         optimizer.state.pop(parameter, None)

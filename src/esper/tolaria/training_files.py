@@ -1,4 +1,4 @@
-"""Training files: a model file and what the next step also needs: optimiser, slots' lives, random counters."""
+"""Save and load training files: a grown host with its optimizer, slot states and random counters."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +22,17 @@ MOMENTS = {torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"), torch.optim.SGD
 
 
 def save_training(path: str | Path, trainer: HostTrainer) -> None:
-    """Write everything that the next decision depends on."""
+    """Write a trainer to a file: host, seeds, optimizer, slot states and random counters.
+
+    The file is replaced as a whole: a crash leaves the old one or the new one. It contains no task data.
+
+    Args:
+        path: File to write, usually named `*.safetensors`.
+        trainer: Trainer to save, between two decisions.
+
+    Example:
+        >>> esper.save_training("training.safetensors", trainer)
+    """
     tensors = {f"host/{name}": tensor for name, tensor in trainer.host.state_dict().items()}
     tensors |= {f"state/{name}": tensor for name, tensor in trainer.state._asdict().items()}
     tensors |= {f"vitals/{name}": tensor for name, tensor in trainer.vitals._asdict().items()}
@@ -33,7 +43,7 @@ def save_training(path: str | Path, trainer: HostTrainer) -> None:
 
 
 def settings(trainer: HostTrainer) -> dict[str, Any]:
-    """What a trainer must have in common with the one that wrote a file."""
+    """Return the settings that a trainer must share with the one that was saved."""
     return {
         "task": trainer.task.spec.name,
         "dtype": str(trainer.dtype),
@@ -43,7 +53,20 @@ def settings(trainer: HostTrainer) -> dict[str, Any]:
 
 
 def load_training(path: str | Path, trainer: HostTrainer) -> None:
-    """Make a trainer what the saved one was. A file that does not fit raises and changes nothing."""
+    """Restore a trainer from a file, so that its next decision gives the result it would have given before saving.
+
+    Args:
+        path: File that `save_training` wrote.
+        trainer: Trainer with the host spec, task, configs and dtype of the saved one. Its host is replaced.
+
+    Raises:
+        FileError: If the file is missing, damaged, or from a trainer with other settings. The trainer is unchanged
+            then.
+
+    Example:
+        >>> trainer = esper.HostTrainer(host, task)
+        >>> esper.load_training("training.safetensors", trainer)
+    """
     tensors, description = read(path, TRAINING_FORMAT)
     with parsing(path):
         fits(path, settings(trainer), description)
@@ -65,7 +88,7 @@ def load_training(path: str | Path, trainer: HostTrainer) -> None:
 
 
 def optimizer_tensors(optimizer: Optimizer) -> Tensors:
-    """Moments and step counts by group, position and name."""
+    """Return the optimizer state by group, position and name."""
     return {
         f"optimizer/{group['name']}/{index}/{name}": torch.as_tensor(value)
         for group in optimizer.param_groups
@@ -75,7 +98,7 @@ def optimizer_tensors(optimizer: Optimizer) -> Tensors:
 
 
 def fill_optimizer(path: str | Path, optimizer: Optimizer, tensors: Tensors) -> None:
-    """Give a fresh optimiser the moments and step counts of a saved one, all of them or none for each parameter."""
+    """Load saved optimizer state into a fresh optimizer; each parameter has all of its state or none."""
     saved = {name for name in tensors if name.startswith("optimizer/")}
     for group in optimizer.param_groups:
         for index, parameter in enumerate(group["params"]):
@@ -83,12 +106,12 @@ def fill_optimizer(path: str | Path, optimizer: Optimizer, tensors: Tensors) -> 
             state = _under(prefix, tensors)
             shapes = {name: torch.Size() if name == "step" else parameter.shape for name in MOMENTS[type(optimizer)]}
             if state and {name: t.shape for name, t in state.items()} != shapes:
-                raise FileError(f"{path} is damaged: the optimiser's state of {prefix[10:-1]} is not whole")
+                raise FileError(f"{path} is damaged: the optimizer state of {prefix[10:-1]} is incomplete")
             if state:
                 optimizer.state[parameter] = dict(state)
             saved -= {prefix + name for name in state}
     if saved:
-        raise FileError(f"{path} is damaged: it has optimiser state for nothing, {min(saved)}")
+        raise FileError(f"{path} is damaged: its optimizer state {min(saved)} belongs to no parameter")
 
 
 def _under(prefix: str, tensors: Tensors) -> Tensors:
@@ -96,6 +119,6 @@ def _under(prefix: str, tensors: Tensors) -> Tensors:
 
 
 def _reindexed(blueprint: Tensor, old: list[str], new: tuple[str, ...]) -> Tensor:
-    """Blueprint indices under another order of registration; -1, for none, stays."""
+    """Translate blueprint indices to the current order of registration; -1, for an empty slot, stays."""
     table = torch.tensor([new.index(name) if name in new else -1 for name in old] + [-1])
     return table[blueprint]
