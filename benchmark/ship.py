@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from esper.cli.look import cost
+from esper.cli.exam import cost
 from esper.leyline.errors import EsperError
 from esper.leyline.reports import ExamReport
 from esper.recipes import Recipe
