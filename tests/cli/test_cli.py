@@ -167,9 +167,9 @@ def test_an_exam_names_every_arm_and_its_difference(run, tmp_path, capsys):
     assert found["decisions"] == 12
     assert [arm["name"] for arm in found["arms"]] == ["learned", "never", "random", "heuristic", "mine"]
     for other in found["arms"]:
-        assert other.keys() >= {"name", "iqm", "mean", "j", "params", "flops", "vs"}
-        assert (other["vs"] is None) == (other["name"] == "learned")
-    assert found["arms"][1]["vs"].keys() == {"mean", "low", "high"}
+        assert other.keys() >= {"name", "iqm", "mean", "j", "params", "flops", "difference"}
+        assert (other["difference"] is None) == (other["name"] == "learned")
+    assert found["arms"][1]["difference"].keys() == {"mean", "low", "high"}
     assert found["data"] == "validation"
     assert not (run / "exams.jsonl").exists(), "a quick exam touches nothing final"
 

@@ -124,7 +124,7 @@ def test_the_flags_of_a_command_change_only_on_purpose(words, monkeypatch, capsy
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         main([*words, "--help"])
-    found = re.findall(r"^[│|] (--[a-z-]+)(?:, (--[a-z-]+))?", capsys.readouterr().out, re.MULTILINE)
+    found = re.findall(r"^(?:│ |  )(--[a-z][a-z-]+)(?:, (--[a-z-]+))?", capsys.readouterr().out, re.MULTILINE)
     assert [flag for pair in found for flag in pair if flag] == FLAGS[" ".join(words)].split()
 
 
