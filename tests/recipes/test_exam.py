@@ -159,7 +159,7 @@ def test_a_preliminary_exam_touches_neither_final_hosts_nor_test_data():
     (report,), _ = hold_exam(asked, [LearnedPolicy(Controller(asked.controller, 1))], replace(QUICK, hosts=3))
     assert report.data == "validation"
     assert [arm.name for arm in report.arms] == ["learned", "never", "random", "heuristic"]
-    with pytest.raises(EsperError, match="thorough exams are final"):
+    with pytest.raises(EsperError, match="thorough exams must be final"):
         replace(SMALL, final=False)
 
 
@@ -383,8 +383,8 @@ def test_no_host_serves_two_purposes():
     ("field", "value", "message"),
     [
         ("hosts", 1, "hosts must be at least 2"),
-        ("rates", (), "rates must be positive"),
-        ("rates", (1.0, -1.0), "rates must be positive"),
+        ("rates", (), "rates must hold at least one number, all positive"),
+        ("rates", (1.0, -1.0), "rates must hold at least one number, all positive"),
         ("plans", -1, "plans must be at least 0"),
     ],
 )
