@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # Hold the final exams of five trainings side by side on one GPU, each in a folder of its own under runs/exams, and put
-# them into the package and the tables of README and docs.
+# the results into the package and into the tables of README and docs.
 #   bash benchmark/exams.sh cifar10.npz tinyshakespeare.txt
-# Those that were interrupted go on with the plans and learning rates that they had chosen; those that are held already
-# are left alone.
-# RUNS="runs/f?" examines other trainings than those in benchmark/practice; ONLY="spirals digits-4" holds only these
-# exams, and puts them nowhere else; DEVICE is another device than cuda.
+# An exam that was interrupted goes on with the plans and learning rates that it had chosen; one that has been held is
+# not held again.
+# RUNS="runs/g?" examines other trainings than those in benchmark/controllers; ONLY="spirals digits-4" holds only these
+# exams, and ships nothing; DEVICE is another device than cuda.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-images=${1:?an .npz file of images} text=${2:?a text}
-folder=runs/exams runs=${RUNS:-benchmark/practice/p?}
+images=${1:?an .npz file of images} text=${2:?a text file}
+folder=runs/exams
+if [ -z "${RUNS:-}" ]; then python3 benchmark/unpack.py runs/controllers; fi
+runs=${RUNS:-runs/controllers/p?}
 flags() {
   case $1 in
     images) echo --images "$images" --no-thorough --plans 0 --tuned-on 12 --memory-budget 16GB ;;

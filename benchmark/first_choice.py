@@ -1,8 +1,8 @@
-"""What would controllers plant first, and what if they were told that the host has another size? For each of them: how
-likely it is to plant at all, and its likeliest slot and seed there.
+"""What do controllers plant first, and does it depend on the size of the host? Prints for each of them the probability
+of planting, and its likeliest slot and blueprint, for the true number of parameters and for others.
 
 python benchmark/first_choice.py [mnist1d-8] [--images cifar10.npz --text tale.txt] [--sizes 500 2000] \
-    [--runs benchmark/further/f1 ...]
+    [--runs runs/g1 ...]
 """
 
 from dataclasses import dataclass, replace
@@ -30,8 +30,8 @@ class Question:
     images: Path | None = None
     text: Path | None = None
     sizes: tuple[int, ...] = (500,)
-    """Parameters of the bare host that they are told, besides the true number."""
-    runs: tuple[Path, ...] = tuple(sorted(Path(__file__).parent.glob("further/f?")))
+    """Numbers of parameters to show to the controllers, besides the true one."""
+    runs: tuple[Path, ...] = tuple(sorted(Path(__file__).parent.glob("controllers/p?")))
 
     def run(self) -> None:
         for fleet in chosen(self.names, self.images, self.text):

@@ -1,10 +1,9 @@
-"""What does a controller gain by going on to more settings, and what does it lose? Some fleets of the recipe further on
-two cores, from a run of general, or of wider, from one of further. J on fresh hosts of each of them, and of settings
-that it never learns from: before it goes on, when it has imitated the best, and after some updates.
+"""What does a controller gain and lose in a later stage of the recipe `general`? Trains it on some of the stage's
+fleets, and prints J on fresh hosts of each of them, and of settings that it is never trained on: before the stage,
+after the warm start, and after some updates.
 
-python benchmark/going_on.py [--fleets 10 11 12 13 17 18 19] [--updates 8] [--plans 0] [--run-dir benchmark/general/g4]
-python benchmark/going_on.py --recipe wider --fleets 10 11 12 13 17 18 19 26 27 28 29 --run-dir benchmark/further/f4 \
-    --updates 4 [--best 1]
+python benchmark/unpack.py
+python benchmark/going_on.py [--fleets 10 11 12 13 17 18 19] [--updates 8] [--plans 0] [--run-dir runs/controllers/p4]
 """
 
 from copy import deepcopy
@@ -33,7 +32,7 @@ PERCEPTRONS: tuple[tuple[str, dict[str, int | float | str], tuple[int, ...], flo
     ("mnist1d", {}, (24, 24), 1e-2),
     ("waves", {"noise": 0.1}, (4, 4), 2e-2),
 )
-"""Where no controller has learned: an unknown task, or another size of host or task."""
+"""Settings that no controller was trained on: an unknown task, or another size of host or task."""
 UNFAMILIAR = tuple(
     FleetConfig(
         task=task,
@@ -50,24 +49,25 @@ UNFAMILIAR = tuple(
 @dataclass(frozen=True, kw_only=True)
 class Question:
     fleets: tuple[int, ...] = (10, 11, 12, 13, 17, 18, 19)
-    """Places in the recipe's list; those with perceptrons are quick."""
-    recipe: str = "further"
-    run_dir: str = "benchmark/general/g4"
-    """Where it goes on from."""
+    """Indices of the stage's fleets; those with MLP hosts are quick."""
+    stage: int = 1
+    """Index of the stage of `general`."""
+    run_dir: str = "runs/controllers/p1"
+    """Run to continue from."""
     plans: int = 45
-    """That it meets in settings which it does not know; 0 to imitate nobody."""
+    """Random plans to search among in settings that it was not trained on; 0: no search and no cloning."""
     best: int = 3
-    """Of those, how many are imitated; together they show as many lives."""
+    """Number of winners to clone; the number of recorded episodes stays the same."""
     updates: int = 8
     group: int = 48
-    """Hosts of each fleet to learn from."""
+    """Hosts of each fleet to train on."""
     hosts: int = 24
-    """To compare on."""
+    """Hosts to compare on."""
     rng_seed: int = 11
     device: str = "cpu"
 
     def run(self) -> None:
-        plain, engine = named(self.recipe), Engine.on(self.device)
+        plain, engine = named("general").stages[self.stage], Engine.on(self.device)
         fleets = tuple(replace(plain.fleets[i], hosts=self.group) for i in self.fleets)
         lives = plain.warm_start.lives * plain.warm_start.best // self.best
         start = replace(plain.warm_start, run=self.run_dir, plans=self.plans, best=self.best, lives=lives)

@@ -1,5 +1,5 @@
-"""How much of what it was shown does a clone keep? Head starts of different lengths on fleets of the recipe general,
-and what they earn on hosts of their own, beside their models.
+"""How close does a clone come to the policies it was cloned from? Warm starts of different lengths on fleets of the
+first stage of `general`, and the J of clones and originals on fresh hosts.
 
 python benchmark/head_start.py [--fleets 3 11 12 13] [--passes 60 200] [--device cuda]
 """
@@ -20,16 +20,16 @@ from esper.tolaria import Engine
 @dataclass(frozen=True, kw_only=True)
 class Question:
     fleets: tuple[int, ...] = (3, 11, 12, 13)
-    """Places in the recipe's list."""
+    """Indices of the stage's fleets."""
     passes: tuple[int, ...] = (60, 200)
-    """Over what was shown."""
+    """Passes over the recorded episodes."""
     hosts: int = 24
     rng_seed: int = 1
     device: str = "cpu"
 
     def run(self) -> None:
         engine = Engine.on(self.device)
-        plain = general()
+        plain = general().stages[0]
         fleets = tuple(plain.fleets[i] for i in self.fleets)
         recipe = replace(plain, fleets=fleets, engine=engine, learn=replace(plain.learn, rng_seed=self.rng_seed))
         shown = [show(recipe, fleet, self.controller(engine)) for fleet in fleets]
@@ -48,7 +48,7 @@ class Question:
             print(f"{fleet.task} {fleet.options}, {fleet.host} {fleet.widths}: {', '.join(told)}", flush=True)
 
     def controller(self, engine: Engine) -> Controller:
-        return Controller(general().controller, self.rng_seed).to(engine.place())
+        return Controller(general().stages[0].controller, self.rng_seed).to(engine.place())
 
 
 if __name__ == "__main__":

@@ -1,29 +1,34 @@
-"""Put a controller into the package: of several trainings the one whose J over its last ten updates was best, with its
-recipe, the command that trained it, and the exams of all of them. All trainings are kept beside this script, in the
-folder of their recipe, so that their exams can be held again without training anew, and so is the log of all final
-exams that were ever sat.
+"""Put a trained controller into the package: of several trainings the one with the best mean J over its last ten
+updates, with its config, the command that trained it, and the final exams of all of them.
 
-python benchmark/ship.py runs/f1 runs/f2 runs/f3 runs/f4 runs/f5 --examined runs/exams/mnist1d-8 runs/exams/digits-4
+All trainings are kept in benchmark/controllers without their configs (`python benchmark/unpack.py` makes run folders of
+them again), and all final exams that were ever held in benchmark/exams.jsonl.
+
+python benchmark/ship.py runs/g? --examined runs/exams/mnist1d-8 runs/exams/digits-4
 """
 
 import json
 import shutil
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
+from esper.cli.exam import cost
 from esper.leyline.errors import EsperError
 from esper.leyline.reports import ExamReport
+from esper.recipes import Recipe
+from esper.recipes.config import WarmStartConfig
 from esper.tamiyo.controller_files import SHIPPED, load_controller
-from esper.telemetry.folder import CONTROLLER, EXAMS, REPORTS, START, RunFolder
+from esper.telemetry.folder import CONTROLLER, EXAM, EXAMS, REPORTS, START, RunFolder
 
-KEPT = Path(__file__).parent
+BENCHMARK = Path(__file__).parent
 FILES = (REPORTS, START, CONTROLLER)
 PRIVATE = ("id", "platform")
-"""What is nobody's business of where it was trained."""
+"""Fields of environment.json that are not published."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,50 +36,69 @@ class Ship:
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Folders of trainings that are done."""
     examined: tuple[Path, ...] = ()
-    """Folders that hold exams of all of them, in the order of their settings; if there are none yet, nothing goes into
-    the package."""
+    """Folders with final exams of all these trainings, one for each setting; none: nothing goes into the package."""
 
     def run(self) -> None:
         folders = [RunFolder.open(path) for path in self.runs]
-        found = [mean(r.objective for r in folder.reports()[-10:] if r.objective is not None) for folder in folders]
-        exams = [exam for path in self.examined for exam in self.of_these(RunFolder.open(path))]
+        objectives = [
+            mean(r.objective for r in folder.reports()[-10:] if r.objective is not None) for folder in folders
+        ]
+        exams = [exam for path in self.examined for exam in self.exams_of(RunFolder.open(path))]
         for folder in folders:
-            load_controller(folder.controller_path)  # refuses what this Esper cannot use
-            copied(folder, KEPT / folder.config()["name"] / folder.path.name)
-        best = folders[found.index(max(found))]
-        for folder, j in zip(folders, found, strict=True):
+            load_controller(folder.controller_path)  # refuses what this version cannot use
+            keep(folder, BENCHMARK / "controllers" / folder.path.name)
+        best = folders[objectives.index(max(objectives))]
+        for folder, j in zip(folders, objectives, strict=True):
             print(f"{folder.path}: J {j:.4f}{', shipped' if exams and folder is best else ''}")
         if exams:
-            copied(best, SHIPPED).write_exam(exams, [])
+            ship(best, exams)
             remember([line for path in self.examined for line in (path / EXAMS).read_text().splitlines()])
-            size = sum(path.stat().st_size for path in SHIPPED.iterdir())
-            print(f"{len(exams)} exams, {size:,} bytes")
+            print(f"{len(exams)} exams, {sum(path.stat().st_size for path in SHIPPED.iterdir()):,} bytes")
 
-    def of_these(self, examined: RunFolder) -> list[ExamReport]:
-        """Its exams, if these runs sat them, and no others."""
+    def exams_of(self, examined: RunFolder) -> list[ExamReport]:
+        """Return the exams of a folder; those of other trainings are refused."""
         last = json.loads((examined.path / EXAMS).read_text().splitlines()[-1])
         if sorted(last["runs"]) != sorted(map(str, self.runs)):
             raise EsperError(f"{examined.path} holds an exam of {', '.join(last['runs'])}: name these as runs")
         return examined.exams()
 
 
-def remember(held: list[str]) -> None:
-    """Final exams are never forgotten, those that are held again neither."""
-    known = (KEPT / EXAMS).read_text().splitlines() if (KEPT / EXAMS).exists() else []
-    (KEPT / EXAMS).write_text("".join(f"{line}\n" for line in dict.fromkeys([*known, *held])))
+def ship(folder: RunFolder, exams: Sequence[ExamReport]) -> None:
+    """Write what `esper exam` and `--warm-start.run shipped` need into the package."""
+    recipe, spent = Recipe.revived(folder.config()), cost([folder])
+    known = recipe.learned_from[len(recipe.fleets) :]  # of earlier stages and runs, where the last stage lacks them
+    config = replace(recipe, pretrain=(), known=known, warm_start=WarmStartConfig())
+    shutil.rmtree(SHIPPED, ignore_errors=True)
+    shipped = RunFolder.create(SHIPPED, config.plain(), public(folder))
+    (SHIPPED / "checkpoints").rmdir()
+    shutil.copyfile(folder.controller_path, shipped.controller_path)
+    shipped.write_start(spent["lives"], spent["decisions"], spent["seconds"])
+    shipped.write_exam(exams, [])
+    (SHIPPED / "lives.jsonl").unlink()
+    for name in ("config.json", EXAM):
+        (SHIPPED / name).write_text(json.dumps(json.loads((SHIPPED / name).read_text())) + "\n")
 
 
-def copied(folder: RunFolder, path: Path) -> RunFolder:
-    """A run in another place, without checkpoints and lives."""
+def keep(folder: RunFolder, path: Path) -> None:
+    """Copy a training without its config, checkpoints and episodes."""
     if folder.path.resolve() == path.resolve():
-        return folder
+        return
     shutil.rmtree(path, ignore_errors=True)
-    told = {name: value for name, value in folder.environment().items() if name not in PRIVATE}
-    copy = RunFolder.create(path, folder.config(), told)
+    path.mkdir(parents=True)
+    (path / "environment.json").write_text(json.dumps(public(folder), indent=2) + "\n")
     for name in FILES:
         if (folder.path / name).exists():
             shutil.copyfile(folder.path / name, path / name)
-    return copy
+
+
+def public(folder: RunFolder) -> dict[str, Any]:
+    return {name: value for name, value in folder.environment().items() if name not in PRIVATE}
+
+
+def remember(held: list[str]) -> None:
+    """Add exams to the log of all final exams; none is ever removed from it."""
+    known = (BENCHMARK / EXAMS).read_text().splitlines() if (BENCHMARK / EXAMS).exists() else []
+    (BENCHMARK / EXAMS).write_text("".join(f"{line}\n" for line in dict.fromkeys([*known, *held])))
 
 
 if __name__ == "__main__":

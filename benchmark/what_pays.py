@@ -1,6 +1,6 @@
-"""What would pay, and what do controllers plant? For every slot and blueprint of a setting: how large the seed is (in
-hosts), how far a host with this one seed from the beginning ends above one that never grows, in score and in J, and how
-often it is planted in a life of some trainings. On hosts for trying things out, validation data.
+"""Which seeds pay, and which do controllers plant? Prints for every slot and blueprint of a setting the size of the
+seed (in hosts), how far a host with only this seed from the beginning ends above one that never grows, in score and in
+J, and how many of them controllers plant in an episode; on development hosts and validation data.
 
 python benchmark/what_pays.py digits-6 [--fleets 14 15] [--images cifar10.npz --text tale.txt] [--widths 4 8 16] \
     [--device cuda]
@@ -16,7 +16,7 @@ import tyro
 from torch import Tensor
 
 from esper.leyline.actions import Head, Op
-from esper.recipes.catalogue import further
+from esper.recipes.catalogue import general
 from esper.recipes.config import Band, FleetConfig
 from esper.recipes.exam import within_memory
 from esper.recipes.suite import chosen
@@ -31,19 +31,19 @@ class Question:
     names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """Settings of the suite, as `esper exam --tasks` takes them."""
     fleets: tuple[int, ...] = ()
-    """Of those that `further` learns from, by number."""
+    """Of the recipe `general`, by number."""
     images: Path | None = None
     text: Path | None = None
     widths: tuple[int, ...] = ()
-    """Of hosts, instead of those of the settings."""
+    """Widths of the hosts, instead of the settings' own."""
     hosts: int = 8
-    runs: tuple[Path, ...] = tuple(sorted(Path(__file__).parent.glob("general/g?")))
-    """Of trainings."""
+    runs: tuple[Path, ...] = tuple(sorted(Path(__file__).parent.glob("controllers/p?")))
+    """Folders or files of controllers."""
     device: str = "cpu"
 
     def run(self) -> None:
         for fleet in (
-            *(further().fleets[number] for number in self.fleets),
+            *(general().fleets[number] for number in self.fleets),
             *chosen(self.names, self.images, self.text),
         ):
             self.ask(replace(fleet, widths=self.widths or fleet.widths))
@@ -62,7 +62,7 @@ class Question:
             planted.update((slot, blueprint) for slot, blueprint in births.tolist())
 
         env = fleet.build_group(engine, self.hosts, len(policies), Band.DEVELOPMENT)
-        found = compare(env, policies, further().learn.rent.end, on_step=on_step)
+        found = compare(env, policies, general().learn.rent.end, on_step=on_step)
         never, space = found[0], example.space
         print(f"\n{fleet.task}, {fleet.host} {fleet.widths}, {example.parameters:,} parameters, {self.hosts} hosts")
         print("policy        score       J  growth")

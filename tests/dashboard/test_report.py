@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from esper.cli.look import write_report
+from esper.cli.report import write_report
 from esper.dashboard.pictures import _by_decision
 from esper.dashboard.report import Story, draw, html, verdict
 from esper.leyline.actions import Op

@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from esper.leyline.errors import EsperError
+from esper.leyline.reports import HeadReport
 from esper.recipes import RECIPES, Recipe, recipe
-from esper.recipes.config import Band, Places
+from esper.recipes.config import Band, Places, PretrainConfig, WarmStartConfig
+from esper.simic.anomalies import AnomalyDetector, Bounds
 from esper.tolaria import Engine
+from telemetry_toys import report
 
-NEED_A_GPU = ("mnist1d_gpu", "general", "further", "wider", "practice", "cifar10")
+NEED_A_GPU = ("mnist1d_gpu", "general", "cifar10")
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -29,9 +32,7 @@ def test_without_a_gpu_its_recipes_say_so(name):
     if torch.cuda.is_available():
         assert recipe(name).engine.place().type == "cuda"
     else:
-        with pytest.raises(
-            EsperError, match=r"device 'cuda' is not available on this machine; use .*--engine.device cpu"
-        ):
+        with pytest.raises(EsperError, match=r"device 'cuda' is not available on this machine; use .*--device cpu"):
             recipe(name).build()
 
 
@@ -100,7 +101,61 @@ def test_groups_of_siblings_learn_at_the_rates_of_their_recipe():
     expected = torch.tensor([0.5] * 4 + [2.0] * 4 + [0.5] * 4, dtype=torch.float64) * fleet.train.lr
     assert torch.equal(built.lr, expected)
     assert torch.equal(built.seed_lr, expected[:, None].expand_as(built.seed_lr))
-    with pytest.raises(EsperError, match="rates must be positive"):
+    with pytest.raises(EsperError, match="rates must hold at least one number, all positive"):
         replace(fleet, rates=(0.0,))
-    with pytest.raises(EsperError, match="hosts must be at least 16, a group for each of the rates"):
+    with pytest.raises(EsperError, match="hosts must be at least 16, one group for each of the rates"):
         replace(fleet, rates=(0.5, 1.0, 2.0, 4.0))
+
+
+def test_fields_of_older_configs_are_read_under_their_name_of_today():
+    plain = recipe("mnist1d").plain()
+    plain["start"] = plain.pop("warm_start")
+    plain["learn"]["ppo"]["anchor_coef"] = 0.1
+    assert Recipe.revived(plain) == recipe("mnist1d")
+
+
+def test_stages_have_random_seeds_of_their_own():
+    for rng_seed, asked in ((0, recipe("general")), (5, recipe("general").seeded(5))):
+        for n, stage in enumerate(asked.stages):
+            assert {stage.learn.rng_seed, *(fleet.env.rng_seed for fleet in stage.fleets)} == {rng_seed + 10 * n}
+    assert recipe("smoke").seeded(7).learn.rng_seed == 7
+
+
+def test_the_stages_of_general_add_up():
+    asked = recipe("general")
+    assert asked.updates == 32 + 8 + 6 + 8
+    assert [len(stage.fleets) for stage in asked.stages] == [14, 22, 30, 30]
+    assert [len(stage.known) for stage in asked.stages] == [0, 14, 22, 30]
+    assert [stage.controller.size for stage in asked.stages] == [True, True, False, False]
+    assert all(not stage.pretrain for stage in asked.stages)
+    assert len(asked.learned_from) == 30
+    (only,) = recipe("smoke").stages
+    assert only == recipe("smoke")
+
+
+def test_a_run_to_continue_from_comes_before_the_first_stage():
+    asked = replace(recipe("general"), warm_start=WarmStartConfig(run="somewhere"), known=recipe("smoke").fleets)
+    assert [stage.warm_start.run for stage in asked.stages] == ["somewhere", "", "", ""]
+    assert asked.stages[0].known == recipe("smoke").fleets
+    assert recipe("smoke").fleets[0] in asked.learned_from
+
+
+def test_impossible_stages_are_refused():
+    fleets = recipe("smoke").fleets
+    for changes, message in (
+        ({"fleets": ()}, "pretrain.fleets must hold at least one fleet"),
+        ({"warm_start": WarmStartConfig(run="somewhere")}, "pretrain.warm_start.run must be empty"),
+        ({"reveal": ("sise",)}, "unknown group of features 'sise': did you mean 'size'?"),
+    ):
+        with pytest.raises(EsperError, match=message):
+            PretrainConfig(**({"fleets": fleets} | changes))
+
+
+@pytest.mark.parametrize("stage", [*recipe("mnist1d").stages, *recipe("general").stages])
+def test_a_clone_that_is_decided_is_no_anomaly(stage):
+    decided = HeadReport("style", 9, 0.0, 0.0, 0.001, 1.0, 1.0, 0.1, 0.1)
+    unused = HeadReport("alpha_speed", 0, None, None, None, None, None, 0.0, 0.0)
+    for bounds, count in ((Bounds(), 10 + 1), (stage.learn.bounds, 0)):
+        detector = AnomalyDetector(bounds)
+        found = [detector.look(report(update, heads=(decided, unused))) for update in range(10)]
+        assert sum(map(len, found)) == count

@@ -9,7 +9,7 @@ from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.recipes import recipe
 from esper.recipes.config import Band, Places, WarmStartConfig
-from esper.recipes.warm_start import _build, begin, clone_config, show
+from esper.recipes.warm_start import _Rounds, begin, clone_config, num_rounds, show, unheard
 from esper.simic.evaluation import evaluate
 from esper.simic.rollout import record_episodes
 from esper.simic.search import compare, random_plans
@@ -60,7 +60,7 @@ def test_plans_are_tried_and_imitated_on_hosts_apart():
     asked = small(run="somewhere")
     (fleet,) = asked.fleets
     places = Places(replace(fleet, rates=RATES, hosts=8), asked.engine)
-    tried = _build(places, 2, 3, 1)
+    tried = _Rounds(places, 2, 4, unheard).build(2, 3, 1)
     assert (tried.config.rng_seed, tried.config.group) == (fleet.env.rng_seed + Band.SEARCH + 1, 3)
     assert tried.fleet.lr.tolist() == pytest.approx([0.02] * 3 + [0.04] * 3)
     controller, before = Controller(SMALL, 1), Controller(SMALL, 2)
@@ -106,14 +106,14 @@ def test_who_goes_on_from_a_run_begins_with_its_weights(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
     with pytest.raises(EsperError, match="does not fit"):
         begin(asked, Controller(ControllerConfig(hidden=16)))
-    with pytest.raises(EsperError, match="known must say what"):
+    with pytest.raises(EsperError, match="known must list the fleets"):
         begin(replace(asked, known=()), after)
 
 
 def test_it_shows_itself_where_it_knows_its_way_and_is_tried_elsewhere(monkeypatch):
     tried = []
 
-    def first(build, policies, rent, hosts, best):
+    def first(build, policies, rent, hosts, best, on_step):
         tried.append([policy.name for policy in policies])
         return policies[:best], 7
 
@@ -148,3 +148,28 @@ def test_what_was_learned_from_before_counts():
 def test_impossible_starts_are_refused(name):
     with pytest.raises(ValueError, match=f"{name} must be at least 1"):
         WarmStartConfig(**{name: 0})
+
+
+def test_progress_is_told_from_the_first_fleet_to_the_last_epoch_and_never_falls():
+    asked, told = small(), []
+    asked = replace(asked, fleets=asked.fleets * 2, warm_start=replace(asked.warm_start, plans=7, epochs=3))
+    begin(asked, Controller(SMALL), progress=lambda *step: told.append(step))
+    search, cloning = ([step for step in told if step[0].startswith(name)] for name in ("search", "cloning"))
+    assert told == search + cloning
+    assert {total for _, _, total in search} == {2}
+    for steps, first, last in ((search, 0.0, 2.0), (cloning, 0, 3)):
+        done = [step[1] for step in steps]
+        assert done == sorted(done)
+        assert done[0] == first
+        assert done[-1] <= last
+    assert search[0][0] == "search, fleet 1 of 2, round 1 of 2"
+    assert search[-1][0] == "search, fleet 2 of 2, recording episodes"
+    assert len(search) == 2 * (2 * (4 + 1) + 1), "a step for every decision of both rounds"
+    assert [step[0] for step in cloning][1:] == [f"cloning, epoch {epoch} of 3" for epoch in (2, 3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("policies", "best", "rounds"), [(1, 1, 0), (2, 1, 1), (4, 1, 1), (5, 1, 2), (9, 3, 1), (48, 3, 2)]
+)
+def test_rounds_of_a_tournament_are_known_beforehand(policies, best, rounds):
+    assert num_rounds(policies, best) == rounds

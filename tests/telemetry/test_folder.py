@@ -18,7 +18,8 @@ from dataclasses import replace
 import pytest
 
 from esper.cli import main
-from esper.cli.look import Exam, Report
+from esper.cli.exam import Exam
+from esper.cli.report import Report
 from esper.cli.train import Resume, Train
 from esper.leyline.errors import EsperError, FileError
 from esper.telemetry import RunFolder, lock
@@ -302,6 +303,7 @@ BROKEN = [(name, how) for name in FILES for how in ("truncated", "garbled", "mis
 def test_what_is_broken_is_named_and_nothing_else_is_touched(name, how, done, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(done, copy)
+    (copy / "controller.safetensors").unlink()  # as if it had been killed during its exam
     path = copy / name
     content = path.read_bytes()
     if how == "missing":

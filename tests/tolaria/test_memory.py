@@ -101,8 +101,8 @@ def test_an_impossible_engine_is_refused(message):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_missing_gpu_is_an_error_with_a_way_out():
-    """One sentence, with the flags of `esper train` and the call that does without the GPU."""
+    """One sentence, with the flag and the call that does without the GPU."""
     with pytest.raises(EsperError, match="'cuda' is not available on this machine") as caught:
         Engine(device="cuda").place()
-    assert "Engine(device='cpu', precision='fp32')" in str(caught.value)
-    assert "--engine.device cpu --engine.precision fp32" in str(caught.value)
+    assert "Engine.on('cpu')" in str(caught.value)
+    assert "--device cpu" in str(caught.value)

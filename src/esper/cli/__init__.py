@@ -1,19 +1,18 @@
-"""The command line: parse, wire, print."""
+"""Command line of Esper."""
 
 import sys
 from collections.abc import Sequence
 
+from esper.cli.commands import parse
 from esper.cli.threads import let_waiting_threads_sleep
 from esper.leyline.errors import EsperError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """`esper ...`: errors of use are one sentence and exit code 2; `--debug` anywhere shows where they come from."""
+    """Run `esper`. An error is one sentence and exit code 2; with `--debug` anywhere, it is a traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     let_waiting_threads_sleep()
-    from esper.cli.commands import parse
-
     try:
         parse([argument for argument in given if argument != "--debug"]).run()
     except EsperError as error:
@@ -21,5 +20,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         print(f"esper: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except RuntimeError as error:  # torch's: another kind of error is a fault of Esper and deserves its traceback
+        if debug:
+            raise
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        print(f"esper: torch cannot do this: {reason}; `--debug` shows where", file=sys.stderr)
+        raise SystemExit(2) from None
+    except BrokenPipeError:  # the reader of the output is gone
         raise SystemExit(0) from None

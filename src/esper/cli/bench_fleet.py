@@ -1,84 +1,56 @@
-"""`esper bench fleet`."""
+"""Measure how fast hosts train, one by one and as a fleet."""
 
 import gc
 import json as json_module
 import resource
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
-from esper.cli.sizes import Size, size_in_bytes
-from esper.cli.workloads import WORKS, Plain, Work, elapsed, make_fleet, planted, random_legal, timed
-from esper.leyline.errors import EsperError, unknown
+from esper.cli.bench import BenchFleet, Precision, Seeds
+from esper.cli.console import literal_console
+from esper.cli.sizes import size_in_bytes
+from esper.cli.workloads import WORKLOADS, Plain, Workload, elapsed, make_fleet, planted, random_legal, timed
+from esper.leyline.errors import unknown
 from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv
-from esper.tolaria.config import Precision
 from esper.tolaria.governor import snapshot
 
-Seeds = Literal["none", "one", "full", "live"]
 COLUMNS = {
-    "work": "work",
+    "workload": "workload",
     "way": "way",
     "hosts": "hosts",
     "seeds": "seeds",
-    "precision": "as",
+    "precision": "precision",
     "samples_per_s": "samples/s",
     "host_epochs_per_s": "epochs/s",
     "ratio": "ratio",
-    "same_precision": "as / as",
+    "same_precision": "same",
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchFleet:
-    """How fast N hosts train: one after the other in plain PyTorch, on CUDA streams, as CUDA graphs, and as a fleet.
-
-    Everything in one run, side by side. Ratios are to plain PyTorch in single precision on the same work.
-    """
-
-    device: str | None = None
-    """cpu or cuda; the GPU if there is one."""
-    work: tuple[str, ...] = ("mnist1d",)
-    """Which hosts: mnist1d (8-8-8, batch 64), tiny2d (8×8, 16-32-64, batch 64), cifar (32×32, 32-64-128, batch 128),
-    small2d (32×32, 8-16-32, batch 512)."""
-    hosts: tuple[int, ...] | None = None
-    """How many at a time; on a GPU 1 4 16 64 256 1024."""
-    seeds: tuple[Seeds, ...] = ("none", "one", "full", "live")
-    """Seeds of every host: none, one, one in every slot (blueprints mixed), or live: whole decisions of random legal
-    actions in lives that end at different times, cold start included."""
-    precision: tuple[Precision, ...] | None = None
-    """fp32, and on a GPU bf16 as well."""
-    decisions: int | None = None
-    """How many decisions a live fleet makes; on a GPU 200, else 25."""
-    memory_budget: Size = None
-    """What a fleet may use, such as 2GB: batches are split until they fit."""
-    quick: bool = False
-    """A coarse answer in less than a minute on two cores."""
-    json: bool = False
-    """Print one JSON object instead of a table."""
-
-    def run(self) -> None:
-        unknown_works = [name for name in self.work if name not in WORKS]
-        if unknown_works:
-            raise unknown("work", unknown_works[0], WORKS)
-        if any(n < 1 for n in self.hosts or ()):
-            raise EsperError(f"hosts must be positive, not {self.hosts}")
-        bench = Bench(self)
-        for name in self.work:
-            bench.measure(name)
-        if self.json:
-            print(json_module.dumps({"device": bench.device_name, "torch": torch.__version__, "rows": bench.rows}))
-        else:
-            bench.show()
+def measure_fleets(asked: BenchFleet) -> None:
+    """Measure every workload asked for and print the results."""
+    for name in asked.workload:
+        if name not in WORKLOADS:
+            raise unknown("workload", name, WORKLOADS)
+    bench = Bench(asked)
+    for name in asked.workload:
+        bench.measure(name)
+    if asked.json:
+        print(json_module.dumps({"device": bench.device_name, "torch": torch.__version__, "rows": bench.rows}))
+    else:
+        bench.show()
 
 
 class Bench:
+    """The measurements of one command, as rows."""
+
     def __init__(self, asked: BenchFleet) -> None:
         self.asked = asked
         engine = Engine(device=asked.device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -97,40 +69,40 @@ class Bench:
         return torch.cuda.get_device_name() if self.cuda else f"CPU, {torch.get_num_threads()} threads"
 
     def measure(self, name: str) -> None:
-        work = WORKS[name]
+        workload = WORKLOADS[name]
         if self.asked.quick:
-            work = replace(work, train=8 * work.batch, validation=128)
+            workload = replace(workload, train=8 * workload.batch, validation=128)
         for precision in dict.fromkeys(("fp32", *self.precisions)):
-            self.measure_plain(name, work, precision)
+            self.measure_plain(name, workload, precision)
         for hosts in self.hosts:
             for precision in self.precisions:
                 for seeds in self.asked.seeds:
-                    self.measure_fleet(name, work, hosts, seeds, precision)
+                    self.measure_fleet(name, workload, hosts, seeds, precision)
 
-    def measure_plain(self, name: str, work: Work, precision: Precision) -> None:
+    def measure_plain(self, name: str, workload: Workload, precision: Precision) -> None:
         hosts = 4 if self.asked.quick else 16
-        plain = Plain(work, hosts, self.device, half=precision == "bf16")
+        plain = Plain(workload, hosts, self.device, half=precision == "bf16")
         ways = {"loop": plain.loop}
         if self.cuda:
             ways |= {"streams": plain.streams(), "graphs": plain.graphs()}
         for way, run in ways.items():
-            rate = hosts * work.batch / timed(run, self.device, self.seconds, warm=2).seconds
+            rate = hosts * workload.batch / timed(run, self.device, self.seconds, warm=2).seconds
             if way == "loop":
                 self.plain[name, precision] = rate
-            self.add(name, work, way, hosts, "none", precision, rate)
+            self.add(name, workload, way, hosts, "none", precision, rate)
 
-    def measure_fleet(self, name: str, work: Work, hosts: int, seeds: Seeds, precision: Precision) -> None:
+    def measure_fleet(self, name: str, workload: Workload, hosts: int, seeds: Seeds, precision: Precision) -> None:
         engine = Engine(
             device=str(self.device), precision=precision, memory_budget=size_in_bytes(self.asked.memory_budget)
         )
-        samples = hosts * work.epoch
+        samples = hosts * workload.epoch
         if self.cuda:
             torch.cuda.reset_peak_memory_stats()
         if seeds == "live":
-            fleet, more = self.live(work, hosts, engine, samples)
+            fleet, more = self.live(workload, hosts, engine, samples)
             rate = more.pop("rate")
         else:
-            fleet = make_fleet(work, hosts, engine)
+            fleet = make_fleet(workload, hosts, engine)
             planted(fleet, {"none": 0, "one": 1, "full": len(fleet.space.slots)}[seeds])
             epoch = timed(fleet.train_epoch, self.device, self.seconds, warm=1 if self.cuda else 0).seconds
             copying = elapsed(partial(snapshot, fleet, fleet.evaluate()), self.device)
@@ -140,14 +112,14 @@ class Bench:
         if fleet.programs is not None:
             found = fleet.programs.hits + fleet.programs.misses
             more["cache_hit_rate"] = round(fleet.programs.hits / max(found, 1), 3)
-        self.add(name, work, "fleet", hosts, seeds, precision, rate, **more)
+        self.add(name, workload, "fleet", hosts, seeds, precision, rate, **more)
         del fleet
         gc.collect()
 
-    def live(self, work: Work, hosts: int, engine: Engine, samples: int) -> tuple[Fleet, dict[str, Any]]:
-        """Whole decisions, from nothing: building, compiling, recording, births, deaths, judging."""
+    def live(self, workload: Workload, hosts: int, engine: Engine, samples: int) -> tuple[Fleet, dict[str, Any]]:
+        """Time whole decisions, building, compiling and recording included."""
         start = time.perf_counter()
-        fleet = make_fleet(work, hosts, engine)
+        fleet = make_fleet(workload, hosts, engine)
         env = FleetEnv(fleet, EnvConfig(staggered=True))
         generator = torch.Generator(self.device).manual_seed(1)
         allowed = env.reset().legal
@@ -170,7 +142,7 @@ class Bench:
         return fleet, more | self.busy(lambda: decide(3), 3 * later / max(self.decisions // 2, 1))
 
     def busy(self, run: Any, seconds: float) -> dict[str, float]:
-        """The share of the time in which the GPU does something."""
+        """Return the share of the time in which the GPU is busy."""
         if not self.cuda:
             return {}
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
@@ -180,18 +152,18 @@ class Bench:
         return {"gpu_busy": round(min(at_work / seconds, 1.0), 3)}
 
     def add(
-        self, name: str, work: Work, way: str, hosts: int, seeds: str, precision: str, rate: float, **more: Any
+        self, name: str, workload: Workload, way: str, hosts: int, seeds: str, precision: str, rate: float, **more: Any
     ) -> None:
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         memory = torch.cuda.max_memory_allocated() if self.cuda else resident
         row = {
-            "work": name,
+            "workload": name,
             "way": way,
             "hosts": hosts,
             "seeds": seeds,
             "precision": precision,
             "samples_per_s": round(rate),
-            "host_epochs_per_s": round(rate / work.epoch, 2),
+            "host_epochs_per_s": round(rate / workload.epoch, 2),
             "ratio": round(rate / self.plain[name, "fp32"], 2),
             "same_precision": round(rate / self.plain[name, precision], 2),
             "peak_mb": memory >> 20,
@@ -202,10 +174,10 @@ class Bench:
     def show(self) -> None:
         table = Table(
             title=f"Training on {self.device_name}",
-            caption="ratio: to plain PyTorch in fp32; as / as: in the same precision",
+            caption="ratio: to plain PyTorch in fp32; same: to plain PyTorch in the same precision",
         )
         for title in COLUMNS.values():
-            table.add_column(title, justify="left" if title in ("work", "way", "seeds", "as") else "right")
+            table.add_column(title, justify="left" if title in ("workload", "way", "seeds", "precision") else "right")
         for row in self.rows:
             table.add_row(*(str(row[name]) if isinstance(row[name], str) else f"{row[name]:,}" for name in COLUMNS))
-        Console().print(table)
+        literal_console().print(table)

@@ -1,19 +1,20 @@
-"""`esper bench ppo`."""
+"""Measure one PPO update: Esper's and those of sb3-contrib."""
 
 import json as json_module
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from esper.cli.bench import BenchPPO
+from esper.cli.bench import Learner as LearnerName
+from esper.cli.console import literal_console
 from esper.cli.workloads import elapsed
 from esper.leyline.actions import FIXED_CHOICES, Head, Op
 from esper.leyline.errors import EsperError
@@ -23,89 +24,63 @@ from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, Features, width
 from esper.tamiyo.network import DESCRIPTORS, Choice, Controller, ControllerConfig, HiddenState, Observation, num_draws
 from esper.tolaria import Engine
 
-Who = Literal["esper", "sb3_recurrent", "sb3_maskable"]
 SLOTS, BLUEPRINTS, HIDDEN, SEEN = 3, 13, 512, 128
 HEADS = [len(FIXED_CHOICES.get(head, ())) or {Head.SLOT: SLOTS, Head.BLUEPRINT: BLUEPRINTS}[head] for head in Head]
 PEERS = "pip install 'esper-nn[bench]'"
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchPPO:
-    """How long one update of a policy takes: Esper's, and those of sb3-contrib, in one run and with equal minibatches.
+def measure_updates(asked: BenchPPO) -> None:
+    """Measure every learner asked for and print the results."""
+    where = Engine(device=asked.device).place()
+    rows: list[dict[str, Any]] = []
+    with one_thread():
+        for minibatches in asked.steps:
+            rows += measure(asked, minibatches, repeats=1 if asked.quick else 7)
+    baseline = {row["minibatches"]: row["update_ms"] for row in rows if row["who"] == "sb3_recurrent"}
+    for row in rows:
+        update_ms = baseline.get(row["minibatches"])
+        row["ratio"] = None if update_ms is None else round(update_ms / row["update_ms"], 2)
+    device = torch.cuda.get_device_name() if where.type == "cuda" else "CPU, 1 thread"
+    if asked.json:
+        print(json_module.dumps({"device": device, "torch": torch.__version__, "rows": rows}))
+    else:
+        _show(device, asked, rows)
 
-    3 slots and 13 blueprints, an LSTM of 512, one epoch, one thread. Ratios are to RecurrentPPO with a shared LSTM.
-    """
 
-    device: str = "cpu"
-    """Where Esper runs; the others run on the CPU alone."""
-    who: tuple[Who, ...] = ("esper", "sb3_recurrent", "sb3_maskable")
-    minibatches: tuple[int, ...] | None = None
-    """Steps in one update: 1 4 8."""
-    hosts: int = 8
-    """Lives at a time."""
-    decisions: int = 150
-    """Of each life."""
-    quick: bool = False
-    """A coarse answer in less than a minute on two cores."""
-    json: bool = False
-    """Print one JSON object instead of a table."""
-
-    def run(self) -> None:
-        for name in ("hosts", "decisions"):
-            if getattr(self, name) < 1:
-                raise EsperError(f"{name} must be at least 1, not {getattr(self, name)}")
-        where = Engine(device=self.device).place()
-        counts = self.minibatches or ((1, 4) if self.quick else (1, 4, 8))
-        if max(counts) > self.hosts:
-            raise EsperError(f"minibatches ({max(counts)}) hold whole lives, and there are only {self.hosts}")
-        rows: list[dict[str, Any]] = []
-        with one_thread():
-            for count in counts:
-                rows += self.measure(count, repeats=1 if self.quick else 7)
-        slow = {row["minibatches"]: row["update_ms"] for row in rows if row["who"] == "sb3_recurrent"}
-        for row in rows:
-            known = slow.get(row["minibatches"])
-            row["ratio"] = None if known is None else round(known / row["update_ms"], 2)
-        device = torch.cuda.get_device_name() if where.type == "cuda" else "CPU, 1 thread"
-        if self.json:
-            print(json_module.dumps({"device": device, "torch": torch.__version__, "rows": rows}))
-        else:
-            _show(device, self, rows)
-
-    def measure(self, minibatches: int, repeats: int) -> list[dict[str, Any]]:
-        """Everybody's update in turn, so that a machine's moods meet all alike; the medians."""
-        ready = {who: (_esper if who == "esper" else _peer)(self, who, minibatches) for who in self.who}
-        device, times = torch.device(self.device), {who: [] for who in self.who}
-        for _ in range(repeats):
-            for who, one in ready.items():
-                times[who].append(elapsed(one.update, device) * 1e3)
-        rows = []
+def measure(asked: BenchPPO, minibatches: int, repeats: int) -> list[dict[str, Any]]:
+    """Return the median times of all learners, which update in turn so that other load on the machine affects all."""
+    ready = {who: (_esper if who == "esper" else _peer)(asked, who, minibatches) for who in asked.who}
+    device, times = torch.device(asked.device), {who: [] for who in asked.who}
+    for _ in range(repeats):
         for who, one in ready.items():
-            row = {
-                "who": who,
-                "minibatches": minibatches,
-                "decisions": self.hosts * self.decisions,
-                "update_ms": round(median(times[who]), 3),
-                "act_ms": round(one.act_ms, 3),
-            }
-            if who == "esper" and device.type == "cuda":
-                row["peak_mb"] = torch.cuda.max_memory_allocated() >> 20
-            print(json_module.dumps(row), file=sys.stderr, flush=True)
-            rows.append(row)
-        return rows
+            times[who].append(elapsed(one.update, device) * 1e3)
+    rows = []
+    for who, one in ready.items():
+        row = {
+            "who": who,
+            "minibatches": minibatches,
+            "decisions": asked.hosts * asked.decisions,
+            "update_ms": round(median(times[who]), 3),
+            "act_ms": round(one.act_ms, 3),
+        }
+        if who == "esper" and device.type == "cuda":
+            row["peak_mb"] = torch.cuda.max_memory_allocated() >> 20
+        print(json_module.dumps(row), file=sys.stderr, flush=True)
+        rows.append(row)
+    return rows
 
 
 class Ready(NamedTuple):
-    """One who can be measured."""
+    """A learner ready to be measured."""
 
     update: Callable[[], object]
     act_ms: float
-    """Of one decision for all hosts; the median."""
+    """Median milliseconds of one decision for all hosts."""
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """What is compared is code, not how it shares two cores."""
+    """Run torch on one thread: what is compared is code, not how it shares cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -114,19 +89,19 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _esper(asked: BenchPPO, who: Who, minibatches: int) -> Ready:
+def _esper(asked: BenchPPO, who: LearnerName, minibatches: int) -> Ready:
     device = torch.device(asked.device)
     controller = Controller(ControllerConfig(hidden=HIDDEN)).to(device)
     learner = Learner(controller, PPOConfig(epochs=1, minibatches=minibatches))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    rollout, act_ms = acted(controller, made_up(asked.decisions, asked.hosts, device))
+    rollout, act_ms = acted(controller, random_observations(asked.decisions, asked.hosts, device))
     learner.update(rollout)
     return Ready(lambda: learner.update(rollout), act_ms)
 
 
-def made_up(length: int, hosts: int, device: torch.device) -> Observation:
-    """Observations of lives that nobody lived, with some choices forbidden."""
+def random_observations(length: int, hosts: int, device: torch.device) -> Observation:
+    """Return random observations in which some choices are illegal."""
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -139,7 +114,7 @@ def made_up(length: int, hosts: int, device: torch.device) -> Observation:
 
 
 def acted(controller: Controller, seen: Observation) -> tuple[Rollout, float]:
-    """Decide for all of it, one decision after the other; the rollout, and the median time of a decision."""
+    """Decide for all observations in turn; return the rollout and the median milliseconds of a decision."""
     host = seen.features.host
     (length, hosts), device = host.shape[:2], host.device
     generator = torch.Generator(device).manual_seed(1)
@@ -178,7 +153,7 @@ def acted(controller: Controller, seen: Observation) -> tuple[Rollout, float]:
     return rollout, median(times) * 1e3
 
 
-def _peer(asked: BenchPPO, who: Who, minibatches: int) -> Ready:
+def _peer(asked: BenchPPO, who: LearnerName, minibatches: int) -> Ready:
     try:
         from esper.cli.peers import peer
     except ImportError:
@@ -190,11 +165,11 @@ def _peer(asked: BenchPPO, who: Who, minibatches: int) -> Ready:
 def _show(device: str, asked: BenchPPO, rows: list[dict[str, Any]]) -> None:
     table = Table(
         title=f"One update from {asked.hosts} × {asked.decisions} decisions on {device}",
-        caption="ratio: how many times faster than RecurrentPPO with as many minibatches",
+        caption="ratio: how many times as fast as RecurrentPPO with equal minibatches",
     )
     for name in ("who", "minibatches", "update, ms", f"acting for {asked.hosts}, ms", "ratio"):
         table.add_column(name, justify="left" if name == "who" else "right")
     for row in rows:
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
         table.add_row(row["who"], str(row["minibatches"]), f"{row['update_ms']:.1f}", f"{row['act_ms']:.2f}", ratio)
-    Console().print(table)
+    literal_console().print(table)

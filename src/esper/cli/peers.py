@@ -1,4 +1,4 @@
-"""The policies of sb3-contrib on the same workload, to be measured beside ours. Imports it: not a part of Esper."""
+"""Policies of sb3-contrib for `esper bench ppo`; importing this module needs sb3-contrib."""
 
 import time
 import warnings
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 
 class Nothing(gymnasium.Env):
-    """Random observations and rewards, random masks, lives of a fixed length."""
+    """Environment with random observations, rewards and masks, and episodes of a fixed length."""
 
     def __init__(self, seen: int, heads: list[int], decisions: int, rng_seed: int) -> None:
         self.observation_space = gymnasium.spaces.Box(-10, 10, (seen,), np.float32)
@@ -54,7 +54,7 @@ class Wide(BaseFeaturesExtractor):
 def peer(
     who: str, minibatches: int, *, hosts: int, decisions: int, heads: list[int], seen: int, hidden: int
 ) -> tuple[Callable[[], object], float]:
-    """An update, ready to run, and the milliseconds of one decision for all hosts."""
+    """Return an update that is ready to run, and the milliseconds of one decision for all hosts."""
     env = DummyVecEnv([lambda n=n: Nothing(seen, heads, decisions, n) for n in range(hosts)])
     recurrent = who == "sb3_recurrent"
     size: dict[str, Any] = {

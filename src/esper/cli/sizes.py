@@ -1,4 +1,4 @@
-"""Amounts of memory, as people write them."""
+"""Parse memory sizes such as 2GB."""
 
 import re
 
@@ -9,7 +9,7 @@ UNITS = {"": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 
 
 def size_in_bytes(text: Size) -> int | None:
-    """2GB, 512MB, or plain bytes."""
+    """Return the bytes of a size such as 2GB, 512MB or 1048576; None stays None."""
     if text is None:
         return None
     match = re.fullmatch(r"\s*([\d.]+)\s*([KMGT]?B?)\s*", text.upper())

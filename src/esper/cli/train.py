@@ -1,4 +1,4 @@
-"""`esper train`, `esper resume` and `esper recipes`."""
+"""`esper train` and `esper resume`."""
 
 import json as json_module
 import shlex
@@ -7,9 +7,11 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -18,41 +20,62 @@ import torch
 import tyro
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
+from rich.progress import BarColumn, SpinnerColumn, TextColumn
+from rich.progress import Progress as Bars
 from tyro.conf import OmitArgPrefixes
 
-from esper.cli.look import cost, show_exam, write_report
+from esper.cli.console import literal_console, show_exam
+from esper.cli.exam import cost
+from esper.cli.flags import Flag, optional
+from esper.cli.report import write_report
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.json_records import jsonable
-from esper.leyline.reports import UpdateReport
-from esper.recipes import RECIPES, Recipe, recipe
-from esper.recipes.exam import QUICK, hold_exam
-from esper.recipes.warm_start import begin, folder_of
+from esper.leyline.reports import ExamReport, Life, UpdateReport
+from esper.recipes import Recipe, recipe
+from esper.recipes.exam import QUICK, SIMPLE, held_one_by_one
+from esper.recipes.warm_start import Progress, begin, folder_of
 from esper.simic.checkpoint import load_training_run, save_training_run
 from esper.simic.train import Training
+from esper.tamiyo import Controller
 from esper.tamiyo.controller_files import load_controller, save_controller
 from esper.tamiyo.features import HIDEABLE
 from esper.tamiyo.policies import LearnedPolicy
+from esper.tasks import load_task
 from esper.telemetry import SINKS, Board, RunFolder, Sink, SinkName
+from esper.telemetry.board import RECENT, duration
 from esper.telemetry.folder import LOGS, environment
+from esper.tolaria import Engine
+
+REPORT = "report.html"
+PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
+"""Print text as it is: names of files and settings are no markup."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listening:
-    """Who hears of a run besides its folder."""
+    """Where the reports of a run go besides its folder."""
 
-    log: tuple[SinkName, ...] = ()
-    """Where else to write every update: tensorboard, wandb, mlflow."""
-    json: bool = False
-    """Print every report as a line of JSON."""
+    log: Annotated[tuple[SinkName, ...], optional("NAME ...", "none")] = ()
+    """Trackers that get every update as well: tensorboard, wandb, mlflow."""
+    json: Flag = False
+    """Print each update as one line of JSON."""
+
+    def check(self) -> None:
+        """Raise an error if a tracker is not installed, before anything is written."""
+        for name in self.log:
+            if find_spec(name) is None:
+                raise EsperError(f"{name} is not installed: pip install 'esper-nn[{name}]'")
 
     @contextmanager
     def told(self, folder: RunFolder, asked: Recipe, update: int) -> Iterator[Callable[[UpdateReport], None]]:
-        """Whoever listens hears every report. One that fails is left out from then on: the run goes on."""
+        """Open all trackers, and yield a function that sends them a report; one that fails gets no more of them."""
         with ExitStack() as open_sinks:
             sinks: dict[SinkName, Sink] = {}
             for name in self.log:
-                sinks[name] = SINKS[name](folder.path, folder.identity, asked.plain(), update)
+                try:
+                    sinks[name] = SINKS[name](folder.path, folder.identity, asked.plain(), update)
+                except EsperError as error:
+                    raise EsperError(f"{error}; `esper resume {folder.path}` goes on without {name}") from error
                 open_sinks.callback(_carefully, name, sinks[name].close)
 
             def tell(report: UpdateReport) -> None:
@@ -64,18 +87,27 @@ class Listening:
 
     @contextmanager
     def shown(self, board: Board, console: Console) -> Iterator[Callable[[UpdateReport], None]]:
-        """A board that is redrawn in a terminal; elsewhere lines."""
+        """Yield a function that shows a report: as JSON, on a board in a terminal, as a line elsewhere."""
         if self.json:
             yield lambda report: print(json_module.dumps(jsonable(asdict(replace(report, lives=())))), flush=True)
         elif console.is_terminal:
             with Live(board, console=console, auto_refresh=False) as live:
                 yield lambda report: live.refresh()
         else:
-            yield lambda report: console.print(board.line(), soft_wrap=True)
+            yield lambda report: _print_line(board, console)
+
+
+def _print_line(board: Board, console: Console) -> None:
+    """Print the last update and the time to go."""
+    first, *rest = board.line().plain.split("\n")
+    left = board.updates - len(board.reports)
+    recent = [sum(old.seconds.values()) for old in board.reports[-RECENT:]]
+    to_go = f"  {duration(left * sum(recent) / len(recent))} to go" if left and recent else ""
+    console.print("\n".join([first + to_go, *rest]), **PLAIN)
 
 
 def _carefully(name: str, do: Callable[..., object], *arguments: object) -> bool:
-    """Whether it went well; if not, a warning says why."""
+    """Call a tracker, and return whether it worked; if not, a warning says why."""
     try:
         do(*arguments)
     except Exception as error:
@@ -86,197 +118,352 @@ def _carefully(name: str, do: Callable[..., object], *arguments: object) -> bool
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """Train a controller after a recipe, into a run folder that can be resumed at any time.
+    """Train a controller with a recipe, and write a run folder.
 
-    Every field of a recipe is a flag, such as `--learn.updates 10`; `esper recipes NAME` shows them all.
+    A run can be stopped and resumed at any time. Every field of a recipe is a flag, such as `--learn.updates 10`:
+    `esper train RECIPE --help` explains them, and `esper recipes RECIPE` shows their values.
     """
 
     recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
-    """One of `esper recipes`."""
-    run_dir: Path | None = None
-    """Where the run is written; a new folder under runs/ if not given."""
-    rng_seed: int | None = None
-    """Of the controller, its learning and its hosts; the recipe's own if not given."""
+    """Name of a recipe; `esper recipes` lists them."""
+    run_dir: Annotated[Path | None, optional("FOLDER", "a new folder under runs/")] = None
+    """Folder of the run."""
+    rng_seed: Annotated[int | None, optional("N", "the recipe's")] = None
+    """Random seed of the controller, its learning and its hosts."""
+    device: Annotated[str | None, optional("DEVICE", "the recipe's")] = None
+    """Device to run on, with its usual precision: cpu (fp32) or cuda (bf16)."""
     listening: OmitArgPrefixes[Listening] = Listening()
     changes: tyro.conf.Suppress[tuple[str, ...]] = field(default=())
     """Flags of the recipe."""
 
     def run(self) -> None:
-        asked = self.asked()
-        path = self.run_dir or Path("runs") / f"{asked.name}-{datetime.now():%Y%m%d-%H%M%S}"
-        training = asked.build()
-        known = environment(asked.engine.device_name, torch.get_num_threads(), self.command())
-        with RunFolder(path).alone():
-            folder = RunFolder.create(path, asked.plain(), known)
-            go_on(folder, asked, training, self.listening)
+        with warnings_once():
+            asked = self.asked()
+            self.listening.check()
+            path = self.run_dir or Path("runs") / f"{asked.name}-{datetime.now():%Y%m%d-%H%M%S}"
+            training = asked.stages[0].build()
+            for stage in asked.stages[1:]:
+                for fleet in stage.fleets:
+                    load_task(fleet.task, **fleet.options)  # what cannot be loaded is refused before training begins
+            known = environment(asked.engine.device_name, torch.get_num_threads(), self.command())
+            with RunFolder(path).alone():
+                folder = RunFolder.create(path, asked.plain(), known)
+                go_on(folder, asked, self.listening, Position(0, training))
 
     def command(self) -> str:
-        """What makes the same run again, as far as its recipe is concerned."""
+        """Return the command that makes this run again."""
         seed = () if self.rng_seed is None else ("--rng-seed", str(self.rng_seed))
-        return shlex.join(["esper", "train", self.recipe, *seed, *self.changes])
+        device = () if self.device is None else ("--device", self.device)
+        return shlex.join(["esper", "train", self.recipe, *seed, *device, *self.changes])
 
     def asked(self) -> Recipe:
-        """The recipe with its changes."""
+        """Return the recipe with its flags applied."""
         plain = recipe(self.recipe)
+        self._suggest(plain)
+        if self.device is not None:
+            usual = Engine.on(self.device)
+            plain = replace(plain, engine=replace(plain.engine, device=usual.device, precision=usual.precision))
         changed = tyro.cli(Recipe, default=plain, args=list(self.changes), prog=f"esper train {self.recipe}")
         if changed.warm_start.run:
             changed = continued(changed, plain)
-        if self.rng_seed is None:
-            return changed
-        fleets = tuple(replace(f, env=replace(f.env, rng_seed=self.rng_seed)) for f in changed.fleets)
-        return replace(changed, fleets=fleets, learn=replace(changed.learn, rng_seed=self.rng_seed))
+        return changed if self.rng_seed is None else changed.seeded(self.rng_seed)
+
+    def _suggest(self, plain: Recipe) -> None:
+        """Refuse a misspelt flag of `train` itself, which the parser of the recipe's flags cannot know."""
+        own = ("--run-dir", "--rng-seed", "--device", "--log", "--json")
+        for flag in (change.partition("=")[0] for change in self.changes if change.startswith("--")):
+            close = get_close_matches(flag.replace("_", "-"), own, n=1, cutoff=0.75)
+            if close and flag.removeprefix("--").partition(".")[0] not in plain.plain():
+                raise EsperError(f"unknown flag {flag}: did you mean {close[0]}?")
+
+
+def print_recipe_help(name: str) -> None:
+    """Print the flags of `esper train NAME`: those of the command, then every field of the recipe."""
+    plain = recipe(name)
+    with suppress(SystemExit):
+        tyro.cli(Train, args=["--help"], prog=f"esper train {name}", config=(OmitArgPrefixes,))
+    print(f"Fields of the recipe {name}, each of them a flag:\n")
+    with suppress(SystemExit):
+        tyro.cli(Recipe, default=plain, args=["--help"], prog=f"esper train {name}", description="")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """Go on with a run from its last checkpoint, as if it had never stopped."""
+    """Continue a run from its last checkpoint.
+
+    The result is that of a run that never stopped.
+    """
 
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """The run's folder."""
+    """Folder of the run."""
     listening: OmitArgPrefixes[Listening] = Listening()
 
     def run(self) -> None:
+        self.listening.check()
         folder = RunFolder.open(self.run_dir)
-        with folder.alone():
-            asked = Recipe.revived(folder.config())
+        with folder.alone(), warnings_once():
+            asked, console = Recipe.revived(folder.config()), literal_console(stderr=self.listening.json)
+            if folder.done:
+                complete(folder, console)
+                return
             before, threads = folder.environment().get("threads"), torch.get_num_threads()
             if before != threads:
                 warnings.warn(f"begun with {before} threads, gone on with {threads}: bits may differ", stacklevel=1)
-            go_on(folder, asked, asked.build(), self.listening, resumed=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipes:
-    """The recipes that `esper train` knows; with a name, everything in one of them."""
-
-    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = None
-    """One of them."""
-    json: bool = False
-    """Print one JSON object."""
-
-    def run(self) -> None:
-        if self.name is not None:
-            print(json_module.dumps(recipe(self.name).plain(), indent=None if self.json else 2))
-        elif self.json:
-            print(json_module.dumps({name: _summary(name) for name in RECIPES}))
-        else:
-            table = Table("recipe", "what it is")
-            for name in RECIPES:
-                table.add_row(name, _summary(name))
-            Console().print(table)
-
-
-def _summary(name: str) -> str:
-    return (RECIPES[name].__doc__ or "").strip()
+            go_on(folder, asked, self.listening, pick_up(folder, asked))
 
 
 def continued(asked: Recipe, plain: Recipe) -> Recipe:
-    """The recipe of a run that goes on from another: with that one's controller, which may be told more or less than it
-    was, and knowing what it knows."""
+    """Return the recipe of a run that continues another one, with the controller and the known settings of that one.
+
+    Only which features the controller sees may differ.
+    """
     before = RunFolder.open(folder_of(asked.warm_start.run))
     if not before.done:
-        raise FileError(f"{before.path} is not done: resume it before another run goes on from it")
-    told = {group: getattr(asked.controller, group) for group in HIDEABLE}
-    controller = replace(load_controller(before.controller_path).config, **told)
-    if asked.controller not in (controller, replace(plain.controller, **told)):
-        raise EsperError(f"controller must be left as it is in {before.path}, from which the run goes on")
+        raise FileError(f"{before.path} is not done: resume it before another run continues from it")
+    visible = {group: getattr(asked.controller, group) for group in HIDEABLE}
+    controller = replace(load_controller(before.controller_path).config, **visible)
+    if asked.controller not in (controller, replace(plain.controller, **visible)):
+        raise EsperError(f"controller must be left as it is in {before.path}, from which the run continues")
     return replace(asked, known=Recipe.revived(before.config()).learned_from, controller=controller)
 
 
-def go_on(folder: RunFolder, asked: Recipe, training: Training, listening: Listening, resumed: bool = False) -> None:
-    """Train to the end, or until a signal asks to stop; either way nothing is lost."""
-    best = pick_up(folder, training) if resumed else -float("inf")
-    console = Console(stderr=listening.json)
-    board = Board(str(folder.path), asked.learn.updates, folder.reports())
-    with stopping() as asked_to_stop, listening.told(folder, asked, training.update) as tell:
-        if training.update == 0 and (asked.warm_start.plans or asked.warm_start.run):
-            head_start(folder, asked, training, console)
-        with listening.shown(board, console) as show:
-            while training.update < asked.learn.updates and not asked_to_stop():
-                report = training.step()
-                folder.append(report)
-                board.hear(report)
-                tell(report)
-                show(report)
-                done = training.update >= asked.learn.updates
-                if done or asked_to_stop() or training.update % asked.checkpoint_every == 0:
-                    best = checkpoint(folder, asked, training, report, best)
-        if training.update >= asked.learn.updates and not folder.done and not asked_to_stop():
-            finish(folder, asked, training, console)
-    if folder.done:
-        console.print(f"done: {folder.path}")
-    else:
-        console.print(f"stopped after update {training.update}: go on with `esper resume {folder.path}`")
+@dataclass
+class Position:
+    """Where a run stands: a stage, its training once that is built, and the best objective in it so far."""
+
+    stage: int
+    training: Training | None = None
+    best: float = -float("inf")
+    before: Controller | None = None
+    """The controller of the stage before."""
 
 
-def head_start(folder: RunFolder, asked: Recipe, training: Training, console: Console) -> None:
-    """Begin where another run has ended, imitate the best of some plans, and note what all that took."""
-    started, run = time.perf_counter(), asked.warm_start.run
-    before = cost([RunFolder.open(folder_of(run))] if run else [])
-    imitated = f"; {asked.warm_start.plans} plans are tried, and the best imitated" if asked.warm_start.plans else ""
-    with console.status(f"begins with {run or 'random weights'}{imitated}"):
-        took = begin(asked, training.controller)
-    seconds = before["seconds"] + time.perf_counter() - started
-    folder.write_start(before["lives"] + took.lives, before["decisions"] + took.decisions, seconds)
+def go_on(folder: RunFolder, asked: Recipe, listening: Listening, at: Position) -> None:
+    """Train through all stages to the end, or until a signal asks to stop; either way nothing is lost."""
+    console, stages = literal_console(stderr=listening.json), asked.stages
+    board = Board(str(folder.path), asked.updates, folder.reports())
+    with stopping() as stop, listening.told(folder, asked, len(board.reports)) as tell:
+        while not stop():
+            stage, training = stages[at.stage], at.training
+            if training is None or (training.update == 0 and needs_warm_start(stage)):
+                with stop.at_once(f"the warm start{f' of stage {at.stage + 1}' if at.stage else ''}"):
+                    training = at.training = warm_start(folder, stage, at, console, stop)
+            if training is None or stop():
+                break
+            with listening.shown(board, console) as show:
+                while training.update < stage.learn.updates and not stop():
+                    report = numbered(training.step(), first_update(asked, at.stage))
+                    folder.append(report)
+                    board.hear(report)
+                    tell(report)
+                    show(report)
+                    ended = training.update >= stage.learn.updates
+                    if ended or stop() or training.update % asked.checkpoint_every == 0:
+                        at.best = checkpoint(folder, asked, at.stage, training, report, at.best)
+            if stop():
+                break
+            if stage is stages[-1]:
+                with stop.at_once("the preliminary exam"):
+                    finish(folder, stage, training.controller, console, stop)
+                break
+            at = Position(at.stage + 1, before=training.controller)
+            training = None  # its fleets hold memory that the next stage needs
+        if folder.done and not stop():
+            with stop.at_once("the report"):
+                complete(folder, console)
+    if stop():
+        during = f" during {stop.phase}," if stop.phase else ""
+        made = f"after update {len(board.reports)}"
+        console.print(f"stopped{during} {made}: go on with `esper resume {folder.path}`", **PLAIN)
 
 
-def finish(folder: RunFolder, asked: Recipe, training: Training, console: Console) -> None:
-    """Hold a preliminary exam, if one is wanted, keep the controller, write the report."""
-    exams = []
-    with console.status("the controller sits a preliminary exam" if asked.exam else "writes the report"):
-        if asked.exam:
-            exams, lives = hold_exam(asked, [LearnedPolicy(training.controller)], replace(QUICK, hosts=asked.exam))
-            took = cost([folder])
-            exams = [replace(exam, **took) for exam in exams]
-            folder.write_exam(exams, lives)
-        save_controller(folder.controller_path, training.controller)
-        path = write_report(folder)
+def first_update(asked: Recipe, stage: int) -> int:
+    """Return the number of updates before a stage."""
+    return sum(before.learn.updates for before in asked.stages[:stage])
+
+
+def numbered(report: UpdateReport, first: int) -> UpdateReport:
+    """Return a report of a stage with its update counted from the beginning of the run."""
+    return replace(
+        report,
+        update=first + report.update,
+        anomalies=tuple(replace(anomaly, update=first + anomaly.update) for anomaly in report.anomalies),
+        lives=tuple(replace(life, update=first + life.update) for life in report.lives),
+    )
+
+
+def needs_warm_start(stage: Recipe) -> bool:
+    return bool(stage.warm_start.plans or stage.warm_start.run)
+
+
+def warm_start(folder: RunFolder, stage: Recipe, at: Position, console: Console, stop: "Stop") -> Training:
+    """Return a stage's training with a controller that has its first weights, and write down what they have cost."""
+    started, run = time.perf_counter(), stage.warm_start.run
+    spent = folder.start() if at.before else cost([RunFolder.open(folder_of(run))] if run else [])
+    with shown_progress("warm start", console, stop) as progress:
+        training = at.training or stage.build()
+        took = begin(stage, training.controller, at.before, progress)
+    seconds = spent["seconds"] + time.perf_counter() - started
+    folder.write_start(spent["lives"] + took.lives, spent["decisions"] + took.decisions, seconds)
+    return training
+
+
+def finish(folder: RunFolder, asked: Recipe, controller: Controller, console: Console, stop: "Stop") -> None:
+    """Hold the preliminary exam, if the recipe wants one, and write the controller: with it the run is done."""
+    exams: list[ExamReport] = []
+    if asked.exam:
+        lives: list[Life] = []
+        with shown_progress("preliminary exam", console, stop) as progress:
+            config, tell = replace(QUICK, hosts=asked.exam), Steps(progress, len(asked.fleets) * (1 + len(SIMPLE)))
+            for exam, told in held_one_by_one(asked, [LearnedPolicy(controller)], config, tell=tell):
+                exams.append(replace(exam, **cost([folder])))
+                lives += told
+        folder.write_exam(exams, lives)
+    save_controller(folder.controller_path, controller)
     for exam in exams:
         show_exam(exam, console)
-    console.print(f"report: {path}" if path else "for pictures: pip install 'esper-nn[plot]', then esper report")
 
 
-def checkpoint(folder: RunFolder, asked: Recipe, training: Training, report: UpdateReport, best: float) -> float:
-    """Write one, keep the newest few, and remember the best. Returns the best objective so far."""
+def complete(folder: RunFolder, console: Console) -> None:
+    """Write the report of a run that is done, unless there is one: a run may be killed while it is written."""
+    if not (folder.path / REPORT).exists():
+        with console.status("writing the report"):
+            path = write_report(folder)
+        said = f"report: {path}" if path else "for pictures: pip install 'esper-nn[plot]', then esper report"
+        console.print(said, **PLAIN)
+    console.print(f"done: {folder.path}", **PLAIN)
+
+
+class Steps:
+    """Counts the steps of an exam for a progress display."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self.progress, self.total, self.done = progress, total, 0
+
+    def __call__(self, step: str) -> None:
+        self.progress(step, self.done, self.total)
+        self.done += 1
+
+
+@contextmanager
+def shown_progress(
+    title: str, console: Console, stop: Callable[[], bool] = lambda: False, every: float = 5.0
+) -> Iterator[Progress]:
+    """Yield a function that shows progress and the time to go: a bar in a terminal, elsewhere a line now and then.
+
+    The function raises KeyboardInterrupt if the run is to stop, in case a signal was lost inside of torch.
+    """
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=10))
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task(title, total=None)
+        began, printed, phase = time.perf_counter(), -float("inf"), 0.0
+
+        def show(step: str, done: float, total: float) -> None:
+            nonlocal began, printed, phase
+            if stop():
+                raise KeyboardInterrupt
+            clock = time.perf_counter()
+            if total != phase or done == 0:
+                began, phase = clock, total
+            to_go = f", {duration((clock - began) * (total - done) / done)} to go" if 0 < done < total else ""
+            if console.is_terminal:
+                bars.update(bar, description=f"{title}: {step}{to_go}", completed=done, total=total)
+            elif clock - printed >= every:
+                printed = clock
+                console.print(f"{title}: {step}{to_go}", **PLAIN)
+
+        yield show
+
+
+def checkpoint(
+    folder: RunFolder, asked: Recipe, stage: int, training: Training, report: UpdateReport, best: float
+) -> float:
+    """Write a checkpoint, keep the newest few and the stage's best controller, and return its best objective."""
     better = report.objective is not None and report.objective > best
     best = max(best, report.objective) if report.objective is not None else best
-    notes = {"logs": folder.offsets(), "best": best if best > -float("inf") else None}
-    if better:  # first: what a checkpoint says of it must be there
+    notes = {"logs": folder.offsets(), "best": best if best > -float("inf") else None, "start": folder.start()}
+    if better:  # first: the best controller must be there before a checkpoint mentions it
         save_controller(folder.best_path, training.controller)
-    save_training_run(folder.checkpoint_path(training.update), training, notes)
+    save_training_run(folder.checkpoint_path(first_update(asked, stage) + training.update), training, notes)
     folder.keep(asked.keep)
     return best
 
 
-def pick_up(folder: RunFolder, training: Training) -> float:
-    """Load the newest checkpoint, or begin again if there is none yet; forget what came after it."""
-    paths = folder.checkpoints()
+def pick_up(folder: RunFolder, asked: Recipe) -> Position:
+    """Load the newest checkpoint, or start again if there is none yet; cut from the logs what came after it."""
+    paths, stages = folder.checkpoints(), asked.stages
     if not paths:
         folder.cut(dict.fromkeys(LOGS, 0))
-        return -float("inf")
-    notes = load_training_run(paths[-1], training)
+        return Position(0, stages[0].build())
+    made = int(paths[-1].stem)
+    stage = next((n for n in range(len(stages)) if made <= first_update(asked, n + 1)), len(stages) - 1)
+    return Position(stage, *restored(folder, paths[-1], stages[stage].build()))
+
+
+def restored(folder: RunFolder, path: Path, training: Training) -> tuple[Training, float]:
+    """Load a checkpoint into a training, and return it with the best objective so far."""
+    notes = load_training_run(path, training)
     if not isinstance(notes.get("logs"), dict) or notes["logs"].keys() != set(LOGS):
-        raise FileError(f"{paths[-1]} is damaged: it does not say how long the logs were")
+        raise FileError(f"{path} is damaged: it does not say how long the logs were")
     folder.cut(notes["logs"])
-    return -float("inf") if notes["best"] is None else float(notes["best"])
+    if notes.get("start", folder.start()) != folder.start():
+        folder.write_start(**notes["start"])
+    return training, -float("inf") if notes["best"] is None else float(notes["best"])
+
+
+class Stop:
+    """Whether a signal has asked a run to stop, and the phase that it interrupted."""
+
+    def __init__(self) -> None:
+        self.asked = self.interrupts = False
+        self.phase = ""
+
+    def __call__(self) -> bool:
+        return self.asked
+
+    def hear(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: stop after the update at hand; at once if asked twice, or where nothing would be lost."""
+        again, self.asked = self.asked, True
+        if again or self.interrupts:
+            raise KeyboardInterrupt
+        print("stopping after this update; once more to stop at once", file=sys.stderr, flush=True)
+
+    @contextmanager
+    def at_once(self, phase: str) -> Iterator[None]:
+        """Let a signal end what happens in here at once: a resumed run does it again."""
+        self.interrupts = True
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.phase = phase
+        finally:
+            self.interrupts = False
 
 
 @contextmanager
-def stopping() -> Iterator[Any]:
-    """Ctrl-C and SIGTERM end a run after the update that is being made; a second one ends it at once."""
-    asked: list[int] = []
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-        print("stopping after this update; once more to stop at once", file=sys.stderr, flush=True)
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+def stopping() -> Iterator[Stop]:
+    """Let Ctrl-C and SIGTERM stop a run after the update at hand; a second signal stops it at once."""
+    stop = Stop()
+    before = {number: signal.signal(number, stop.hear) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(asked)
+        yield stop
     except KeyboardInterrupt:
         raise EsperError("stopped in the middle of an update; resume goes on from the last checkpoint") from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def warnings_once() -> Iterator[None]:
+    """Show every warning once, as one line, however many times and wherever it is raised."""
+    with warnings.catch_warnings():
+        show, said = warnings.showwarning, set[str]()
+
+        def once(message: Warning | str, *arguments: Any, **named: Any) -> None:
+            if str(message) not in said:
+                said.add(str(message))
+                show(message, *arguments, **named)
+
+        warnings.showwarning = once
+        yield

@@ -1,4 +1,4 @@
-"""The work that benchmarks do: hosts of some size on random data, in plain PyTorch and in fleets."""
+"""Workloads of benchmarks: hosts on random data, in plain PyTorch and in fleets."""
 
 import time
 from collections.abc import Callable
@@ -17,11 +17,13 @@ from esper.leyline.state import Split, Task
 from esper.tolaria import Engine, Fleet, TrainConfig
 
 BUSY = LifecycleConfig(min_prune_age=1, embargo=1)
-"""Slots that are soon free again, so that random actions keep everything moving."""
+"""Short ages and embargoes, so that random actions keep all slots busy."""
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
+    """The hosts and data of one benchmark."""
+
     kind: str
     inputs: tuple[int, ...]
     widths: tuple[int, ...]
@@ -31,48 +33,48 @@ class Work:
 
     @property
     def epoch(self) -> int:
-        """Samples a host is trained on in one epoch."""
+        """Samples per host and epoch."""
         return self.train // self.batch * self.batch
 
 
-WORKS = {
-    "mnist1d": Work("cnn1d", (40, 1), (8, 8, 8), 64, 4032, 1000),
-    "tiny2d": Work("cnn2d", (8, 8, 3), (16, 32, 64), 64, 2048, 256),
-    "cifar": Work("cnn2d", (32, 32, 3), (32, 64, 128), 128, 2560, 256),
-    "small2d": Work("cnn2d", (32, 32, 3), (8, 16, 32), 512, 5120, 512),
+WORKLOADS = {
+    "mnist1d": Workload("cnn1d", (40, 1), (8, 8, 8), 64, 4032, 1000),
+    "tiny2d": Workload("cnn2d", (8, 8, 3), (16, 32, 64), 64, 2048, 256),
+    "cifar": Workload("cnn2d", (32, 32, 3), (32, 64, 128), 128, 2560, 256),
+    "small2d": Workload("cnn2d", (32, 32, 3), (8, 16, 32), 512, 5120, 512),
 }
 
 
-def random_task(work: Work) -> Task:
+def random_task(workload: Workload) -> Task:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(work.train + work.validation, *work.inputs, generator=generator)
+    x = torch.randn(workload.train + workload.validation, *workload.inputs, generator=generator)
     y = torch.randint(10, (len(x),), generator=generator)
-    spec = TaskSpec("random", work.inputs, 10, CLASSIFICATION)
-    return Task(spec, Split(x[: work.train], y[: work.train]), Split(x[work.train :], y[work.train :]))
+    spec = TaskSpec("random", workload.inputs, 10, CLASSIFICATION)
+    return Task(spec, Split(x[: workload.train], y[: workload.train]), Split(x[workload.train :], y[workload.train :]))
 
 
-def plain_host(work: Work) -> nn.Module:
-    """The same network in torch's own layers, channels first."""
-    flat = work.kind == "cnn1d"
+def plain_host(workload: Workload) -> nn.Module:
+    """Return the network of a workload's hosts in torch's own layers, channels first."""
+    flat = workload.kind == "cnn1d"
     layers: list[nn.Module] = []
-    for narrow, wide in zip((work.inputs[-1], *work.widths), work.widths, strict=False):
+    for narrow, wide in zip((workload.inputs[-1], *workload.widths), workload.widths, strict=False):
         if flat:
             layers += [nn.Conv1d(narrow, wide, 5, 2, 2, bias=False), nn.GroupNorm(2, wide), nn.ReLU()]
         else:
             conv = nn.Conv2d(narrow, wide, 3, padding=1, bias=False)
             layers += [conv, nn.GroupNorm(2, wide), nn.ReLU(), nn.MaxPool2d(2)]
     pool = nn.AdaptiveAvgPool1d(1) if flat else nn.AdaptiveAvgPool2d(1)
-    return nn.Sequential(*layers, pool, nn.Flatten(), nn.Linear(work.widths[-1], 10))
+    return nn.Sequential(*layers, pool, nn.Flatten(), nn.Linear(workload.widths[-1], 10))
 
 
 class Plain:
-    """Hosts as anyone would train them: one module and one AdamW each, data on the device."""
+    """Hosts trained the usual way: one module and one AdamW each, data on the device."""
 
-    def __init__(self, work: Work, hosts: int, device: torch.device, half: bool) -> None:
-        data = random_task(work).train
-        self.work, self.hosts, self.device, self.half = work, hosts, device, half
+    def __init__(self, workload: Workload, hosts: int, device: torch.device, half: bool) -> None:
+        data = random_task(workload).train
+        self.workload, self.hosts, self.device, self.half = workload, hosts, device, half
         self.x, self.y = data.x.movedim(-1, 1).contiguous().to(device), data.y.to(device)
-        self.models = [plain_host(work).to(device) for _ in range(hosts)]
+        self.models = [plain_host(workload).to(device) for _ in range(hosts)]
         cuda = device.type == "cuda"
         self.optimizers = [torch.optim.AdamW(m.parameters(), 3e-3, fused=cuda, capturable=cuda) for m in self.models]
 
@@ -85,7 +87,7 @@ class Plain:
         self.optimizers[n].step()
 
     def rows(self) -> Tensor:
-        return torch.randint(self.work.train, (self.hosts, self.work.batch), device=self.device)
+        return torch.randint(self.workload.train, (self.hosts, self.workload.batch), device=self.device)
 
     def loop(self) -> None:
         rows = self.rows()
@@ -93,7 +95,7 @@ class Plain:
             self.step(n, rows[n])
 
     def streams(self) -> Callable[[], None]:
-        """Every host on a CUDA stream of its own."""
+        """Return a step that trains every host on its own CUDA stream."""
         lanes = [torch.cuda.Stream() for _ in self.models]
 
         def run() -> None:
@@ -108,7 +110,7 @@ class Plain:
         return run
 
     def graphs(self) -> Callable[[], None]:
-        """Every host's step as a CUDA graph of its own, on its own stream."""
+        """Return a step that replays one CUDA graph per host, each on its own stream."""
         rows = self.rows()
         lanes, graphs = [torch.cuda.Stream() for _ in self.models], []
         for n, lane in enumerate(lanes):
@@ -134,13 +136,13 @@ class Plain:
         return run
 
 
-def make_fleet(work: Work, hosts: int, engine: Engine) -> Fleet:
-    spec, config = HostSpec(work.kind, work.inputs, 10, work.widths), TrainConfig(batch_size=work.batch)
-    return Fleet(spec, random_task(work), range(hosts), config, lifecycle=BUSY, engine=engine)
+def make_fleet(workload: Workload, hosts: int, engine: Engine) -> Fleet:
+    spec, config = HostSpec(workload.kind, workload.inputs, 10, workload.widths), TrainConfig(batch_size=workload.batch)
+    return Fleet(spec, random_task(workload), range(hosts), config, lifecycle=BUSY, engine=engine)
 
 
 def planted(fleet: Fleet, num_slots: int) -> None:
-    """Fill some slots of every host, with blueprints in turn, and wait until they are blended in."""
+    """Plant seeds in the first slots of every host, with blueprints in turn, until they are blended in."""
     for slot in fleet.space.slots[:num_slots]:
         actions = torch.tensor([fleet.space.action(Op.GERMINATE, slot=slot)] * fleet.num_hosts)
         actions[:, Head.BLUEPRINT] = torch.arange(fleet.num_hosts) % len(fleet.space.blueprints)
@@ -150,7 +152,7 @@ def planted(fleet: Fleet, num_slots: int) -> None:
 
 
 def random_legal(allowed: Tensor, sizes: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Any legal op and slot, (N, O, S), WAIT counting as one, and any choice of the other heads."""
+    """Sample a legal op and slot from a mask (N, O, S), with WAIT counted once, and any choice of the other heads."""
     weight = allowed.float()
     weight[:, Op.WAIT] /= allowed.shape[2]
     picked = torch.multinomial(weight.flatten(1), 1, generator=generator)[:, 0]
@@ -161,13 +163,15 @@ def random_legal(allowed: Tensor, sizes: tuple[int, ...], generator: torch.Gener
 
 
 class Timing(NamedTuple):
+    """How long something took."""
+
     seconds: float
-    """The median of the repetitions."""
+    """Median over repetitions."""
     repeated: int
 
 
 def timed(run: Callable[[], object], device: torch.device, at_least: float, warm: int = 1) -> Timing:
-    """Repeat for some seconds, at least three times."""
+    """Time `run` again and again for `at_least` seconds, at least three times."""
     times: list[float] = []
     for _ in range(warm):
         run()

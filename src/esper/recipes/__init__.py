@@ -1,4 +1,4 @@
-"""Whole experiments, as functions that return frozen configs."""
+"""Recipes of complete training runs, exams, and the settings they are held in."""
 
 from esper.recipes.catalogue import RECIPES, recipe, recipe_names
 from esper.recipes.config import FleetConfig, Recipe

@@ -1,77 +1,89 @@
-"""What a run consists of: fleets on tasks, a controller, and how it learns. All of it fits in a JSON file."""
+"""Configs of a training run: fleets on tasks, the controller, its warm start and how it learns."""
 
 import gc
 import math
 from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum, unique
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from esper.kasmina.gates import LifecycleConfig
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, unknown
 from esper.leyline.json_records import from_json
 from esper.leyline.specs import HostSpec
 from esper.leyline.state import Split
 from esper.simic import LearnConfig
 from esper.simic.train import Training
 from esper.tamiyo import Controller, ControllerConfig
+from esper.tamiyo.features import HIDEABLE
 from esper.tasks import load_task, load_test
 from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, TrainConfig
 
 
 @unique
 class Band(IntEnum):
-    """What hosts are for: added to the rng_seed of those that are learned from, so that none serves two purposes."""
+    """The purpose of a host: an offset that is added to a fleet's rng_seed, so that no host serves two purposes."""
 
     LEARN = 0
+    """Train the controller."""
     DEVELOPMENT = 1_000_000
-    """Scores to look at while one works."""
+    """Score preliminary exams."""
     SEARCH = 2_000_000
-    """A head start's plans are tried on these, every round of a tournament on others..."""
+    """Try the plans of a warm start; each round of the tournament adds its number."""
     SHOW = 3_000_000
-    """...and imitated on these."""
+    """Record the episodes that a warm start clones."""
     TUNE = 4_000_000
-    """Learning rates of an exam's arms."""
+    """Choose the learning rates of an exam's arms."""
     PLANS = 5_000_000
-    """An exam's plans; every round of a tournament has hosts of its own."""
+    """Choose an exam's plans; each round of the tournament adds its number."""
     OTHERS = 6_000_000
-    """Hosts to replay growth on; every training's on its own."""
+    """Replay growth on other hosts; each training adds its index."""
     FINAL = 13_000_000
-    """Final scores, and nothing else. Those of 7 to 12 million were looked at while `general` and exams were made."""
+    """Score final exams, and nothing else. Bands of 7 to 12 million were used up while `general` was developed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetConfig:
-    """Hosts of one kind on one task."""
+    """A fleet of hosts of one architecture, trained on one task.
+
+    Example:
+        ```python
+        fleet = FleetConfig(task="spirals", host="mlp", widths=(4, 4), hosts=16)
+        env = fleet.build(Engine())
+        ```
+    """
 
     task: str
-    """One of `esper tasks`."""
+    """Name of a task; `esper tasks` lists them."""
     options: dict[str, int | float | str] = field(default_factory=dict)
-    """What the task is told, such as the path of a file."""
+    """Options of the task, such as examples or path."""
     host: str
-    """A kind of host, such as cnn1d."""
+    """Kind of host, such as mlp, cnn1d, cnn2d or transformer."""
     widths: tuple[int, ...]
-    """Channels after each of its segments; there is a slot behind each."""
+    """Width of each segment of a host; a slot follows each segment."""
     hosts: int = 32
-    """How many are trained at a time."""
+    """Number of hosts that are trained at the same time."""
     rates: tuple[float, ...] = (1.0,)
-    """Learning rates as multiples of train.lr: each group of siblings has one, in turn. Exams have their own."""
+    """Learning rates of the groups of siblings, in turn, as multiples of train.lr. Exams use rates of their own."""
     train: TrainConfig = TrainConfig()
+    """How hosts are trained."""
     lifecycle: LifecycleConfig = LifecycleConfig()
+    """When seeds move from stage to stage."""
     env: EnvConfig = EnvConfig()
+    """Length of an episode, groups of siblings, random seed."""
 
     def __post_init__(self) -> None:
         if self.hosts < 1:
             raise EsperError(f"hosts must be at least 1, not {self.hosts}")
         if not self.rates or not all(rate > 0 for rate in self.rates):
-            raise EsperError(f"rates must be positive, and at least one, not {self.rates}")
+            raise EsperError(f"rates must hold at least one number, all positive, not {self.rates}")
         least = len(self.rates) * self.env.group
         if len(self.rates) > 1 and self.hosts < least:
-            raise EsperError(f"hosts must be at least {least}, a group for each of the rates, not {self.hosts}")
+            raise EsperError(f"hosts must be at least {least}, one group for each of the rates, not {self.hosts}")
 
     def alike(self, other: "FleetConfig") -> bool:
-        """Whether it is the same setting, whichever hosts are meant and however they are grouped."""
+        """Whether both configs describe one setting; the number, groups and random seeds of hosts may differ."""
         return self._setting == other._setting
 
     @property
@@ -81,44 +93,48 @@ class FleetConfig:
 
     @property
     def variant(self) -> str:
-        """What the task is told, for people; where a file lies is nobody's business."""
-        told = {name: value for name, value in self.options.items() if name not in ("path", "name")}
-        return ", ".join(f"{name} {value}" for name, value in told.items())
+        """The options of the task as text, without file paths."""
+        public = {name: value for name, value in self.options.items() if name not in ("path", "name")}
+        return ", ".join(f"{name} {value}" for name, value in public.items())
 
     def build(self, engine: Engine) -> FleetEnv:
+        """Build the env that a controller is trained in."""
         return self.at_rates(FleetEnv(self.fleet(engine, self.hosts), self.env))
 
     def at_rates(self, env: FleetEnv) -> FleetEnv:
-        """An env whose groups learn at the rates of this, in turn."""
+        """Set the learning rates of an env's groups to `rates`, in turn, and return it."""
         rates = torch.tensor(self.rates, dtype=torch.float64, device=env.fleet.device)
         env.fleet.learn_at(self.train.lr * rates[env.groups % len(rates)])
         return env
 
     def fleet(self, engine: Engine, hosts: int) -> Fleet:
-        gc.collect()  # the last fleet and its recorded programs refer to each other, and hold the device's memory
+        """Build a fleet of this many hosts."""
+        gc.collect()  # a fleet and its recorded programs refer to each other, and hold the device's memory
         task = load_task(self.task, **self.options)
         spec = HostSpec(self.host, task.spec.inputs, task.spec.outputs, self.widths)
         return Fleet(spec, task, range(hosts), self.train, lifecycle=self.lifecycle, engine=engine)
 
     def build_group(self, engine: Engine, hosts: int, group: int, band: int) -> FleetEnv:
-        """Some hosts, each of them for every policy of a group; other ones in every band of rng_seeds."""
+        """Build an env with `hosts` groups of `group` identical hosts, drawn from a band of random seeds."""
         return Places(self, engine).env(hosts, group, band)
 
     def test_data(self) -> Split:
-        """What final exams are scored on."""
+        """Load the test data, on which final exams are scored."""
         return load_test(self.task, **self.options)
 
 
 class Places:
-    """A fleet for one group of hosts after the other: it is built anew only where their number changes. Whoever was
-    there before must have ended, and leaves no trace."""
+    """A fleet that is reused for one env after the other, and built anew only when the number of hosts changes.
+
+    The episodes of the env before must have ended; they leave no trace.
+    """
 
     def __init__(self, config: FleetConfig, engine: Engine) -> None:
         self.config, self.engine = config, engine
         self.fleet: Fleet | None = None
 
     def env(self, hosts: int, group: int, band: int, test: Split | None = None, episode: int | None = None) -> FleetEnv:
-        """Some hosts of a band, each of them for every policy of a group."""
+        """Build an env with `hosts` groups of `group` identical hosts, drawn from a band of random seeds."""
         if self.fleet is None or self.fleet.num_hosts != hosts * group:
             self.fleet = None  # its memory may be needed
             self.fleet = self.config.fleet(self.engine, hosts * group)
@@ -130,21 +146,24 @@ class Places:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStartConfig:
-    """A head start: never, the heuristic and plans written by chance meet in a tournament; the best are imitated."""
+    """What happens to the controller before its first update: take over weights, search for good plans, clone them.
+
+    On every fleet, never growing, the heuristic and random plans meet in a tournament; the winners are cloned.
+    """
 
     run: str = ""
-    """The folder of a run to go on from, or `shipped` for the controller that comes along. What it does in settings
-    that it knows is imitated, too; in others it takes part in the tournament."""
+    """Folder of the run to continue from, or `shipped` for Esper's own controller; empty: random weights. Its
+    controller clones itself where it was trained, and takes part in the tournament elsewhere."""
     plans: int = 0
-    """How many to try; 0 to imitate nobody."""
+    """Number of random plans to try on every fleet; 0: no search and no cloning."""
     hosts: int = 2
-    """Hosts that each is tried on at first; four times as many in every round."""
+    """Hosts for each policy in the first round; every later round has four times as many."""
     best: int = 2
-    """Policies that are imitated."""
+    """Number of winners to clone."""
     lives: int = 12
-    """Lives of each of them to learn from."""
+    """Episodes to record of each winner."""
     epochs: int = 40
-    """Passes over those lives."""
+    """Passes over the recorded episodes."""
 
     def __post_init__(self) -> None:
         if self.plans < 0:
@@ -155,29 +174,68 @@ class WarmStartConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """A run from beginning to end."""
+class PretrainConfig:
+    """A stage of training that comes before the recipe's own fleets."""
 
-    name: str
     fleets: tuple[FleetConfig, ...]
-    """One controller learns on all of them together."""
-    known: tuple[FleetConfig, ...] = ()
-    """What the run that it goes on from has learned from."""
-    controller: ControllerConfig = ControllerConfig()
+    """Fleets to train on in this stage."""
     warm_start: WarmStartConfig = WarmStartConfig()
+    """Search and cloning at the beginning of this stage; the controller of the stage before takes part."""
     learn: LearnConfig = LearnConfig()
-    engine: Engine = Engine()
-    checkpoint_every: int = 5
-    """Updates from one checkpoint to the next."""
-    keep: int = 3
-    """Checkpoints that are kept, the best one aside."""
-    exam: int = 16
-    """Fresh hosts of each fleet on which the controller is compared with simple policies at the end; 0 to leave that
-    for later."""
+    """How the controller learns in this stage."""
+    reveal: tuple[str, ...] = ()
+    """Groups of features (telemetry, size) that this stage shows although the recipe's controller hides them."""
 
     def __post_init__(self) -> None:
         if not self.fleets:
-            raise EsperError("fleets must hold at least one")
+            raise EsperError("pretrain.fleets must hold at least one fleet")
+        if self.warm_start.run:
+            raise EsperError("pretrain.warm_start.run must be empty: set warm_start.run of the recipe")
+        for group in self.reveal:
+            if group not in HIDEABLE:
+                raise unknown("group of features", group, HIDEABLE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A complete training run as data: what a controller is trained on, how, and how it is examined.
+
+    A recipe survives JSON (`plain`, `revived`), and every field is a flag of `esper train`, such as
+    `--learn.updates 10` or `--fleets.0.hosts 8`. Use `dataclasses.replace` to change one in Python.
+
+    Example:
+        ```python
+        training = recipe("smoke").build()
+        report = training.step()
+        ```
+    """
+
+    name: str
+    """Name of the recipe."""
+    pretrain: tuple[PretrainConfig, ...] = ()
+    """Stages of training that come first, each with fleets of its own; none in most recipes."""
+    fleets: tuple[FleetConfig, ...]
+    """Fleets that one controller is trained on together, and examined on."""
+    known: tuple[FleetConfig, ...] = ()
+    """Fleets of the run that this one continues from; set by `--warm-start.run`."""
+    controller: ControllerConfig = ControllerConfig()
+    """Size of the controller, and what it sees."""
+    warm_start: WarmStartConfig = WarmStartConfig()
+    """Where the controller's first weights come from."""
+    learn: LearnConfig = LearnConfig()
+    """How the controller learns."""
+    engine: Engine = Engine()
+    """Device, precision and memory."""
+    checkpoint_every: int = 5
+    """Updates between checkpoints."""
+    keep: int = 3
+    """Number of newest checkpoints to keep, besides the best controller."""
+    exam: int = 16
+    """Fresh hosts of each fleet for the preliminary exam at the end; 0: no exam."""
+
+    def __post_init__(self) -> None:
+        if not self.fleets:
+            raise EsperError("fleets must hold at least one fleet")
         for name, least in (("checkpoint_every", 1), ("keep", 1)):
             if getattr(self, name) < least:
                 raise EsperError(f"{name} must be at least {least}, not {getattr(self, name)}")
@@ -185,32 +243,85 @@ class Recipe:
             raise EsperError(f"exam must be at least 2 hosts, or 0 for none, not {self.exam}")
 
     @property
+    def stages(self) -> tuple["Recipe", ...]:
+        """The stages of training in order, each as a recipe without stages of its own; the last has `fleets`."""
+        found: list[Recipe] = []
+        configs = [
+            *self.pretrain,
+            PretrainConfig(fleets=self.fleets, warm_start=replace(self.warm_start, run=""), learn=self.learn),
+        ]
+        for n, config in enumerate(configs):
+            found.append(
+                replace(
+                    self,
+                    pretrain=(),
+                    fleets=config.fleets,
+                    known=found[-1].learned_from if found else self.known,
+                    controller=replace(self.controller, **dict.fromkeys(config.reveal, True)),
+                    warm_start=replace(config.warm_start, run="" if n else self.warm_start.run),
+                    learn=config.learn,
+                )
+            )
+        return tuple(found)
+
+    @property
+    def updates(self) -> int:
+        """Number of updates in all stages together."""
+        return sum(stage.learn.updates for stage in self.stages)
+
+    @property
     def learned_from(self) -> tuple[FleetConfig, ...]:
-        """All settings that the controller has met in the end."""
-        return (*self.fleets, *(old for old in self.known if not any(old.alike(fleet) for fleet in self.fleets)))
+        """All settings that the controller has been trained on by the end, the fleets of earlier stages included."""
+        known = self.stages[-1].known if self.pretrain else self.known
+        return (*self.fleets, *(old for old in known if not any(old.alike(fleet) for fleet in self.fleets)))
+
+    def seeded(self, rng_seed: int) -> "Recipe":
+        """Return this recipe with other random seeds; each stage has its own."""
+        first = tuple(_seeded(stage, rng_seed + STAGE_SEEDS * n) for n, stage in enumerate(self.pretrain))
+        return replace(_seeded(self, rng_seed + STAGE_SEEDS * len(first)), pretrain=first)
 
     def build(self) -> Training:
-        """The training, ready for its first update."""
+        """Build the training of the recipe's own fleets, ready for its first update."""
         controller = Controller(self.controller, self.learn.rng_seed).to(self.engine.place())
         return Training([fleet.build(self.engine) for fleet in self.fleets], controller, self.learn)
 
     def plain(self) -> dict[str, Any]:
-        """For a JSON file."""
+        """Return this recipe as nested dicts and lists for a JSON file."""
         return _plain(asdict(self))
 
     @classmethod
     def revived(cls, plain: Any) -> "Recipe":
-        return from_json(cls, _without_anchor(plain), "recipe")
+        """Return the recipe that `plain` wrote, or that an older Esper wrote into a run folder.
+
+        Raises:
+            EsperError: A field is unknown, missing or of the wrong type; the message names its place.
+        """
+        for old, new in OLDER_FIELDS.items():
+            plain = _renamed(plain, old.split("."), new)
+        return from_json(cls, plain, "recipe")
 
 
-def _without_anchor(plain: Any) -> Any:
-    """A recipe as JSON, without the field `learn.ppo.anchor_coef` of earlier runs, which was 0 in all of them."""
-    try:
-        ppo = plain["learn"]["ppo"]
-        rest = {name: value for name, value in ppo.items() if (name, value) != ("anchor_coef", 0.0)}
-        return plain | {"learn": plain["learn"] | {"ppo": rest}}
-    except (AttributeError, KeyError, TypeError):
-        return plain  # not a recipe: `from_json` says what is wrong with it
+STAGE_SEEDS = 10
+"""Difference between the random seeds of consecutive stages."""
+OLDER_FIELDS: dict[str, str | None] = {"start": "warm_start", "learn.ppo.anchor_coef": None}
+"""Fields of configs written by older versions: their name today, or None if they are ignored."""
+T = TypeVar("T", Recipe, PretrainConfig)
+
+
+def _seeded(stage: T, rng_seed: int) -> T:
+    fleets = tuple(replace(fleet, env=replace(fleet.env, rng_seed=rng_seed)) for fleet in stage.fleets)
+    return replace(stage, fleets=fleets, learn=replace(stage.learn, rng_seed=rng_seed))
+
+
+def _renamed(plain: Any, path: list[str], new: str | None) -> Any:
+    """A copy of nested dicts in which the field at `path` has a new name, or is left out."""
+    name, *rest = path
+    if not isinstance(plain, dict) or name not in plain:
+        return plain
+    if rest:
+        return plain | {name: _renamed(plain[name], rest, new)}
+    others = {key: value for key, value in plain.items() if key != name}
+    return others if new is None else {new: plain[name]} | others
 
 
 def _plain(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A recipe's exam: its controllers against everything simple, each at its best learning rate, on fresh hosts."""
+"""Exams: trained controllers against baselines on fresh hosts, each arm at its best learning rate."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -43,51 +43,55 @@ SIMPLE: tuple[type[Policy], ...] = (Never, RandomLegal, Heuristic)
 SEARCHED = ("best plan", ORACLE)
 DERIVED = ("longer", "static", "static, longer", "replay", RIGHT_SIZE)
 AROUND = (0.5, 1.0, 2.0)
-"""Learning rates at which plans are chosen, as multiples of the recipe's."""
+"""Learning rates that plans are chosen at, as multiples of the recipe's."""
 Tell = Callable[[str], object]
-"""Hears what is going on, for whoever waits."""
+"""Called with each step of an exam, for progress displays."""
 Once = Callable[[str, Callable[[], list[float]]], list[float]]
-"""Gives what was chosen for a purpose before an exam was interrupted, or lets it be chosen."""
+"""Called with a purpose and a function that chooses: returns the choice, from a cache if the exam was interrupted."""
 
 
 def afresh(purpose: str, choose: Callable[[], list[float]]) -> list[float]:
-    """Nothing was chosen before."""
+    """Choose without a cache."""
     return choose()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExamConfig:
-    """How much an exam asks."""
+    """How thorough an exam is.
+
+    Example:
+        ```python
+        config = ExamConfig(hosts=30, plans=0, thorough=False)
+        ```
+    """
 
     hosts: int = 30
-    """Fresh hosts for every policy."""
+    """Fresh hosts for each arm."""
     rates: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
-    """Learning rates that every policy may choose from, as multiples of the recipe's."""
+    """Learning rates that each arm chooses from, as multiples of the recipe's."""
     tuned_on: int = 24
-    """Lives that each learning rate of an arm is tried in: those of all of its trainings together, each on hosts of its
-    own."""
+    """Episodes to try each learning rate of an arm in; the trainings of an arm share them."""
     plans: int = 50
-    """Plans written by chance of which the best takes part, and pairs in the grid that an oracle chooses from; 0 for
-    neither."""
+    """Random plans, of which the best is an arm, and pairs of seeds in the grid of the oracle; 0: neither arm."""
     thorough: bool = True
-    """All rules, and what needs the grown hosts: their topologies from scratch, replays, longer training."""
+    """Include all rules, grown topologies trained from scratch, replays, and longer training."""
     final: bool = True
-    """On hosts and data that are for this alone; otherwise on others, and scored on validation data."""
+    """Score on test data and on hosts reserved for that; otherwise on validation data and development hosts."""
     told: int = 12
-    """Hosts whose lives are told in full."""
+    """Hosts whose episodes are reported epoch by epoch."""
 
     def __post_init__(self) -> None:
         if self.thorough and not self.final:
-            raise EsperError("thorough exams are final: leave thorough or set final")
+            raise EsperError("thorough exams must be final: unset thorough or set final")
         for name, least in (("hosts", 2), ("tuned_on", 1), ("plans", 0), ("told", 0)):
             if getattr(self, name) < least:
                 raise EsperError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if not self.rates or not all(rate > 0 for rate in self.rates):
-            raise EsperError(f"rates must be positive, and at least one, not {self.rates}")
+            raise EsperError(f"rates must hold at least one number, all positive, not {self.rates}")
 
 
 QUICK = ExamConfig(hosts=16, rates=(1.0,), plans=0, thorough=False, final=False)
-"""A preliminary exam: never, random and the heuristic at the recipe's own learning rate."""
+"""A preliminary exam: never, random and the heuristic, at the recipe's learning rate, on validation data."""
 
 
 def hold_exam(
@@ -97,8 +101,26 @@ def hold_exam(
     guests: Sequence[Policy] = (),
     fleets: Sequence[FleetConfig] = (),
 ) -> tuple[list[ExamReport], list[Life]]:
-    """All trainings of one policy against its rivals and guests, under the recipe's final rent: on other fleets, or on
-    those that it was trained on."""
+    """Compare trained policies with baselines on fresh hosts, and return the verdicts.
+
+    Args:
+        recipe: The recipe that the policies were trained with; its final rent and its random seed apply.
+        policies: All trainings of one policy, such as `LearnedPolicy(load_controller(run))` for each run.
+        config: How thorough the exam is.
+        guests: Further policies that take part as arms.
+        fleets: Settings to examine in; default: those of the recipe.
+
+    Returns:
+        One report for each setting, and the episodes of the first `config.told` hosts.
+
+    Raises:
+        EsperError: Two arms have the same name, or a guest cannot play in one of the settings.
+
+    Example:
+        ```python
+        reports, lives = hold_exam(recipe("spirals"), [LearnedPolicy(load_controller())], ExamConfig(hosts=30))
+        ```
+    """
     held = list(held_one_by_one(recipe, policies, config, guests, fleets))
     return [report for report, _ in held], [life for _, lives in held for life in lives]
 
@@ -112,8 +134,11 @@ def held_one_by_one(
     tell: Tell = lambda said: None,
     once: Once = afresh,
 ) -> Iterator[tuple[ExamReport, list[Life]]]:
-    """Each fleet's exam when it has ended, for whoever wants to keep it at once. Whom no exam can be held with is
-    refused before the first begins. Whoever answers `once` keeps choices, too: they take most of the time."""
+    """Yield the exam of each fleet as soon as it has ended.
+
+    Validates all arms first. `tell` hears of every step; `once` caches tuned choices, which take most of the time, so
+    that an interrupted exam resumes.
+    """
     recipe = replace(recipe, engine=within_memory(recipe.engine))
     every = enumerate(fleets or recipe.fleets)
     rooms = [Room(recipe, fleet, config, tell, _within(str(n), once)) for n, fleet in every]
@@ -124,7 +149,7 @@ def held_one_by_one(
 
 
 def within_memory(engine: Engine) -> Engine:
-    """An engine whose fleets leave room on a GPU for the last one's, and for programs that are recorded."""
+    """Return the engine with a memory budget that leaves room on a GPU for a second fleet and for recorded programs."""
     device = engine.place()
     if device.type != "cuda" or engine.memory_budget is not None:
         return engine
@@ -132,7 +157,7 @@ def within_memory(engine: Engine) -> Engine:
 
 
 class Room:
-    """One fleet's exam."""
+    """The exam of one fleet."""
 
     def __init__(
         self,
@@ -150,35 +175,36 @@ class Room:
         }
         self.unseen = " and ".join(name for name, unseen in new.items() if unseen)
         self.grid = [rate * fleet.train.lr for rate in sorted(config.rates)]
-        """Of learning rates."""
+        """Learning rates to choose from."""
         self.searched: dict[str, int] = {}
-        """Lives that went into choosing an arm."""
+        """Episodes that were used to choose each arm."""
         self.places = Places(fleet, recipe.engine)
         self.example = self.env(1, 1, Band.PLANS, [fleet.train.lr])
         where = f"{self.example.fleet.task.name}, {host_name(self.example.fleet)}"
         self.tell: Tell = lambda said: tell(f"{where}: {said}")
         self.once = _within(where, once)
         self.room = 2048 if self.example.fleet.device.type == "cuda" else 512
-        """Hosts at once, where many policies are tried."""
+        """Most hosts to train at once when many policies are tried."""
 
     def admit(self, policies: Sequence[Policy], guests: Sequence[Policy]) -> None:
-        """Refuse arms that could not be told apart, and guests that cannot begin here."""
+        """Refuse arms of the same name, and guests that cannot play in this setting."""
         taken = [*(SEARCHED if self.config.plans else ()), *(DERIVED if self.config.thorough else ())]
         require_unique_names([policies[0].name, *(rule.name for rule in (*self.rules(), *guests)), *taken])
         for guest in guests:
             guest.begin(self.example.setting, 1, self.example.fleet.device)
 
     def hold(self, policies: Sequence[Policy], guests: Sequence[Policy]) -> tuple[ExamReport, list[Life]]:
+        """Choose learning rates and plans, play all arms, and return the verdicts and some episodes."""
         config = self.config
         rivals = [*self.rules(), *self.plans(), *guests]
         rates = self.tuned([[rival] for rival in rivals])
         others = [self.arm([rival], rate) for rival, rate in zip(rivals, rates, strict=True)]
         (lr,) = self.tuned([policies])
-        ours = self.arm(policies, lr)  # last: whoever needs a kernel first has to wait for it
+        ours = self.arm(policies, lr)  # last: the first arm to need a kernel waits for its compilation
         lives = [life for arm in (ours, *others) for life in arm.runs[0].lives]
         if config.thorough:
             others += self.derived(policies, ours, others[0])
-        self.places.fleet = None  # other rooms need the memory
+        self.places.fleet = None  # the next fleet needs the memory
         data = "test" if self.config.final else "validation"
         report = compare_arms(self.example.fleet, self.rent, ours, others, self.rng_seed, data)
         edge = at_the_edge((ours, *others), self.grid)
@@ -187,7 +213,7 @@ class Room:
     def env(
         self, hosts: int, group: int, band: int, lr: Sequence[float], test: bool = False, episode: int | None = None
     ) -> FleetEnv:
-        """Hosts of a band, where the n-th of each group has the n-th learning rate."""
+        """Build an env with hosts of a band, where the n-th host of each group has the n-th learning rate."""
         env = self.places.env(hosts, group, band, self.test_data if test else None, episode)
         env.fleet.learn_at(torch.tensor(list(lr), dtype=torch.float64, device=env.fleet.device).repeat(hosts))
         return env
@@ -197,12 +223,12 @@ class Room:
         return self.fleet.test_data()
 
     def paper(self, lr: float, episode: int | None = None) -> FleetEnv:
-        """The hosts that count, the same ones each time."""
+        """Build the env that arms are scored in; its hosts are the same every time."""
         band = Band.FINAL if self.config.final else Band.DEVELOPMENT
         return self.env(self.config.hosts, 1, band, [lr], self.config.final, episode)
 
     def arm(self, policies: Sequence[Policy], lr: float, episode: int | None = None) -> Arm:
-        """All trainings of one policy, one after the other in the places of one fleet."""
+        """Play all trainings of one policy, one after the other, in one fleet."""
         name, env = policies[0].name, self.paper(lr, episode)
         self.tell(f"{name} on the hosts that count")
         sittings = [self.sat(FleetEnv(env.fleet, env.config, env.test), policy) for policy in policies]
@@ -213,8 +239,7 @@ class Room:
         return run_arm(env, policy, self.rent, self.rng_seed, min(self.config.told, self.config.hosts))
 
     def tuned(self, arms: Sequence[Sequence[Policy]], episode: int | None = None) -> list[float]:
-        """The learning rate of each of some arms with as many trainings, chosen on hosts of its own by their mean
-        validation J."""
+        """Return the learning rate of each arm that has the best mean validation J on hosts reserved for tuning."""
         if len(self.grid) == 1:
             return self.grid * len(arms)
 
@@ -227,18 +252,18 @@ class Room:
         return self.chosen(f"learning rates of {', '.join(arm[0].name for arm in arms)}, {epochs} epochs", choose)
 
     def chosen(self, purpose: str, choose: Callable[[], list[float]]) -> list[float]:
-        """Told before, as it takes its time."""
+        """Announce a choice, then make it or take it from the cache."""
         self.tell(purpose)
         return self.once(purpose, choose)
 
     def best_rate(self, tried: Sequence[Sequence[float]]) -> float:
-        """Of the grid, by the mean J at each of its rates, over trainings."""
+        """Return the rate of the grid with the best J, averaged over trainings."""
         return self.grid[int(torch.tensor(tried).mean(0).argmax())]
 
     def tried(
         self, policies: Sequence[Policy], hosts: int, episode: int | None = None, training: int = 0
     ) -> list[list[float]]:
-        """The mean validation J of each policy at each learning rate of the grid, on hosts for the n-th trainings."""
+        """Return the mean validation J of each policy at each learning rate, on the n-th training's tuning hosts."""
         at_once, found = max(self.room // (hosts * len(self.grid)), 1), []
         for start in range(0, len(policies), at_once):
             each = [policy for policy in policies[start : start + at_once] for _ in self.grid]
@@ -248,7 +273,7 @@ class Room:
         return [found[i : i + len(self.grid)] for i in range(0, len(found), len(self.grid))]
 
     def shared_by(self, trainings: int) -> int:
-        """Hosts that each of an arm's trainings tries a learning rate on: all of them together have as many."""
+        """Return the tuning hosts of each training, so that all trainings together have `tuned_on`."""
         return -(-self.config.tuned_on // trainings)
 
     def rules(self) -> list[Policy]:
@@ -263,14 +288,14 @@ class Room:
         return [self.best(name, plans) for name, plans in zip(SEARCHED, self.candidates(), strict=True)]
 
     def candidates(self) -> tuple[list[FixedPlan], list[FixedPlan]]:
-        """Plans written by chance, and a grid of single ones and pairs."""
+        """Return random plans, and a grid of single seeds and pairs."""
         setting, times = self.example.setting, (0, self.fleet.env.episode // 4)
         rng_seed = Band.PLANS + self.rng_seed  # others than those that the policy may have begun with
         pairs = pair_plans(setting, times, self.config.plans, rng_seed)
         return random_plans(setting, self.config.plans, rng_seed), [*single_plans(setting, times), *pairs]
 
     def best(self, name: str, plans: Sequence[FixedPlan]) -> Policy:
-        """The best of them on hosts of their own, which learn at different rates."""
+        """Return the winner of a tournament of plans, on hosts of different learning rates."""
 
         def choose() -> list[float]:
             (best,), lives = successive_halving(self.ground, plans, self.rent, hosts=len(AROUND), room=self.room)
@@ -281,7 +306,7 @@ class Room:
         return FixedPlan(plans[best].plan, name=name)
 
     def ground(self, hosts: int, group: int, round: int) -> FleetEnv:
-        """Hosts that plans are tried on."""
+        """Build the env of a round of the tournament."""
         return self.grounds.env(hosts, group, Band.PLANS + round)
 
     @cached_property
@@ -290,8 +315,8 @@ class Room:
         return Places(around, self.recipe.engine)
 
     def derived(self, policies: Sequence[Policy], ours: Arm, never: Arm) -> list[Arm]:
-        """What follows from the grown hosts: bare hosts that train for as many operations, their topologies from
-        scratch, and their growth on other hosts. And, where a task has a teacher, hosts of its shape."""
+        """Play the arms that depend on the grown hosts: bare hosts with as many FLOPs, grown topologies from scratch,
+        the same growth on other hosts, and hosts of the teacher's shape if the task has a teacher."""
         cost = float(ours.values("flops").mean())
         epochs = _as_long(never, cost)
         (lr,) = self.tuned([[Never()]], epochs)
@@ -304,7 +329,7 @@ class Room:
         return [longer, static, again, replay, *([self.right_size()] if taught else [])]
 
     def grown(self, policies: Sequence[Policy], lr: float) -> list[SlotState]:
-        """What policies grow on the hosts that learning rates are chosen on."""
+        """Return the topologies that policies grow on the tuning hosts."""
         env = self.env(self.shared_by(len(policies)), 1, Band.TUNE, [lr])
         homes = (FleetEnv(env.fleet, _of_training(env, n)) for n in range(len(policies)))
         return [
@@ -313,7 +338,7 @@ class Room:
         ]
 
     def static(self, name: str, ours: Arm, grown: Callable[[], Sequence[SlotState]], episode: int) -> Arm:
-        """The topologies of the policy from scratch, at the learning rate that suits what it has `grown` elsewhere."""
+        """Train the policy's topologies from scratch, at the best learning rate for those `grown` on tuning hosts."""
         lr = self.grid[0]
         if len(self.grid) > 1:
             purpose = f"learning rate of {name}, {episode} epochs"
@@ -326,7 +351,7 @@ class Room:
         return Arm(name, sittings, episode, lr)
 
     def static_tried(self, grown: Sequence[SlotState], episode: int) -> list[list[float]]:
-        """As `tried`, of topologies from scratch."""
+        """Return the mean validation J of topologies from scratch, for each training and learning rate."""
         found = []
         for rate in self.grid:
             env = self.env(self.shared_by(len(grown)), 1, Band.TUNE, [rate], episode=episode)
@@ -336,14 +361,14 @@ class Room:
         return [list(by_rate) for by_rate in zip(*found, strict=True)]
 
     def replayed(self, ours: Arm) -> Iterator[ArmRun]:
-        """What was done, on other hosts for every training."""
+        """Replay the actions of each training on other hosts."""
         self.tell("replay")
         env = self.env(self.config.hosts, 1, Band.OTHERS, [ours.lr], test=True)
         for n, sitting in enumerate(ours.runs):
             yield self.sat(FleetEnv(env.fleet, _of_training(env, n), env.test), Replay(sitting.actions))
 
     def right_size(self) -> Arm:
-        """Hosts of the teacher's shape, which pay rent for what they have beyond the bare host."""
+        """Train hosts of the teacher's shape, which pay rent for their size beyond the bare host's."""
         fleet = self.example.fleet
         shape = replace(self.fleet, host="mlp", widths=(int(fleet.task.facts["teacher_width"]),))
         room = Room(self.recipe, shape, self.config, once=self.once)
@@ -359,7 +384,7 @@ class Room:
 
 
 def at_the_edge(arms: Sequence[Arm], grid: Sequence[float]) -> tuple[str, ...]:
-    """Arms that might do better outside of a grid. A single rate is nobody's choice."""
+    """Return the names of arms whose best learning rate is at an end of the grid; none if the grid has one rate."""
     ends = (grid[0], grid[-1]) if len(grid) > 1 else ()
     return tuple(arm.name for arm in arms if arm.lr in ends)
 
@@ -369,10 +394,10 @@ def _within(where: str, once: Once) -> Once:
 
 
 def _of_training(env: FleetEnv, n: int) -> EnvConfig:
-    """The same, with hosts that only the n-th training meets."""
+    """Return the env's config with hosts that only the n-th training meets."""
     return replace(env.config, rng_seed=env.config.rng_seed + n)
 
 
 def _as_long(arm: Arm, cost: float) -> int:
-    """How many epochs an arm's hosts can be trained for so many operations."""
+    """Return the number of epochs that `cost` FLOPs buy an arm."""
     return max(1, round(arm.episode * cost / float(arm.values("flops").mean())))

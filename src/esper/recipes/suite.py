@@ -1,4 +1,4 @@
-"""The settings that exams are held in, and what the controller that comes with Esper learns from."""
+"""Settings (task, host, learning rate) that exams are held in and that the shipped controller is trained on."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -47,14 +47,17 @@ SUITE: dict[str, Callable[[], FleetConfig]] = {
     "digits-4": lambda: _pictures(4, 4, task="digits"),
     "digits-6": lambda: _pictures(6, 6, task="digits"),
 }
-"""Each at a learning rate that is within a factor of 2 of the best for hosts that never grow."""
+"""Settings of exams by name. Their learning rates are within a factor of 2 of the best without growth."""
 HELD_OUT = ("digits-4", "digits-6")
-"""A task that `general` does not learn from, as text and images are. It never saw a transformer either."""
+"""Settings that the recipe `general` is not trained on; nor is it trained on images, text or transformers."""
 
 
 def varied(hosts: int = 96) -> tuple[FleetConfig, ...]:
-    """What a controller for everyone learns from: for three kinds of hosts some that growth helps and some that it only
-    makes dearer; few slots and more, short lives and longer ones, little data and much, slow and fast."""
+    """Return the 14 settings of the first stage of `general`.
+
+    For three kinds of hosts, growth pays in some settings and not in others; they differ in the number of slots, the
+    length of episodes, the amount of data and the learning rate.
+    """
     return _at_three_rates(
         hosts,
         _signals(4),
@@ -75,8 +78,10 @@ def varied(hosts: int = 96) -> tuple[FleetConfig, ...]:
 
 
 def later(hosts: int = 96) -> tuple[FleetConfig, ...]:
-    """What is not among those: later slots that pay more than the first one, seeds that pay though they are small
-    beside their hosts; and perceptrons with all the data that exams give them."""
+    """Return the 8 settings that the second stage adds.
+
+    Later slots pay more than the first, small seeds pay, and MLPs have as much data as in exams.
+    """
     return _at_three_rates(
         hosts,
         _pictures(4, 8, 16, lr=1e-2, epochs=12, variants=6, side=12, examples=4000),
@@ -91,8 +96,10 @@ def later(hosts: int = 96) -> tuple[FleetConfig, ...]:
 
 
 def harder(hosts: int = 96) -> tuple[FleetConfig, ...]:
-    """The same kinds of hosts as before with more to learn from more data, and one with less: how large a host is does
-    not say what pays, what becomes of it does."""
+    """Return the 8 settings that the third stage adds.
+
+    Hosts of familiar sizes have more to learn from more data, and one less: size does not predict what pays.
+    """
 
     def glyphs(host: str, *widths: int, **options: Option) -> FleetConfig:
         return _fleet("glyphs", {"examples": 6000} | options, host, widths, 2e-2, epochs=12)
@@ -115,12 +122,12 @@ def _at_three_rates(hosts: int, *fleets: FleetConfig) -> tuple[FleetConfig, ...]
 
 
 def images(path: str | Path) -> FleetConfig:
-    """Images of your own, such as CIFAR-10."""
+    """Return the setting for a file or folder of images, such as CIFAR-10."""
     return _fleet("images", _file(path), "cnn2d", (8, 16, 32), 1e-2, batch=256)
 
 
 def text(path: str | Path) -> FleetConfig:
-    """A text of your own, character by character."""
+    """Return the setting for a text file, read character by character."""
     return _fleet("text", _file(path), "transformer", (32, 32), 6e-3, epochs=12)
 
 
@@ -129,18 +136,19 @@ def _file(path: str | Path) -> dict[str, Option]:
 
 
 def setting(name: str) -> FleetConfig:
+    """Return a setting of the suite."""
     if name not in SUITE:
         raise unknown("setting", name, SUITE)
     return SUITE[name]()
 
 
 def settings(name: str) -> tuple[FleetConfig, ...]:
-    """A setting, or those of all sizes, such as mnist1d, or all there are."""
+    """Return the settings of a name: one (mnist1d-4), all sizes of a task (mnist1d), or `all`."""
     sizes = [full for full in SUITE if name in (full, full.partition("-")[0], "all")]
     return tuple(SUITE[full]() for full in sizes) or (setting(name),)
 
 
 def chosen(names: Sequence[str], image_file: Path | None = None, text_file: Path | None = None) -> list[FleetConfig]:
-    """Settings by name, then data of one's own."""
+    """Return settings by name, then those of the user's image and text files."""
     own = [build(path) for build, path in ((images, image_file), (text, text_file)) if path]
     return [*(fleet for name in names for fleet in settings(name)), *own]

@@ -1,7 +1,6 @@
-"""A head start: the controller begins where another run has ended, or as a clone of the best of never, the heuristic
-and plans written by chance, or both."""
+"""Warm start of a controller: take over another one's weights, search for good plans, and clone the winners."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,72 +16,136 @@ from esper.tamiyo.controller_files import SHIPPED, load_controller
 from esper.tamiyo.policies import Heuristic, LearnedPolicy, Never, Policy
 from esper.tolaria import FleetEnv
 
+Progress = Callable[[str, float, float], object]
+"""Called with the step at hand, how many units of work are done, and how many there are."""
+
+
+def unheard(step: str, done: float, total: float) -> None:
+    """Ignore progress."""
+
 
 class Took(NamedTuple):
-    """What it takes to find and to show something."""
+    """Cost of a warm start."""
 
     lives: int
     decisions: int
 
 
 class Shown(NamedTuple):
-    """What there is to imitate on one fleet."""
+    """What there is to clone on one fleet."""
 
     best: Sequence[Policy]
     episodes: Rollout
-    """Their lives."""
+    """Their recorded episodes."""
     took: Took
 
 
-def begin(recipe: Recipe, controller: Controller) -> Took:
-    """Take over from the run that it goes on from, if there is one, and imitate the best on every fleet, if any plans
-    are to be tried."""
-    before = None
+def begin(
+    recipe: Recipe, controller: Controller, before: Controller | None = None, progress: Progress = unheard
+) -> Took:
+    """Give a controller its first weights, as `recipe.warm_start` says, and return what that cost.
+
+    `before` is the controller of the stage before; without one it is loaded from `recipe.warm_start.run`, if given.
+    """
     if recipe.warm_start.run:
-        if not recipe.known:
-            raise EsperError(f"known must say what {recipe.warm_start.run} has learned from")
         before = load_controller(folder_of(recipe.warm_start.run)).to(recipe.engine.place())
-        match(recipe.warm_start.run, controller.state_dict(), before.state_dict())
+    if before is not None:
+        source = recipe.warm_start.run or "the stage before"
+        if not recipe.known:
+            raise EsperError(f"known must list the fleets that {source} was trained on")
+        match(source, controller.state_dict(), before.state_dict())
         controller.adopt(before)
     if not recipe.warm_start.plans:
         return Took(0, 0)
-    shown = [show(recipe, fleet, controller, before) for fleet in recipe.fleets]
-    imitate(recipe, controller, shown)
+    shown = []
+    for n, fleet in enumerate(recipe.fleets):
+        shown.append(show(recipe, fleet, controller, before, partial(_within, progress, n, len(recipe.fleets))))
+    imitate(recipe, controller, shown, progress)
     return Took(*map(sum, zip(*(fleet.took for fleet in shown), strict=True)))
 
 
 def folder_of(run: str) -> Path:
-    """The folder of a run to go on from."""
+    """Return the folder of a run to continue from."""
     return SHIPPED if run == "shipped" else Path(run)
 
 
-def show(recipe: Recipe, fleet: FleetConfig, controller: Controller, before: Controller | None = None) -> Shown:
-    """The best on a fleet's hosts, and their lives as the controller would see them. What the one `before` has learned
-    it shows itself; elsewhere a tournament decides, in which it takes part."""
+def show(
+    recipe: Recipe,
+    fleet: FleetConfig,
+    controller: Controller,
+    before: Controller | None = None,
+    progress: Progress = unheard,
+) -> Shown:
+    """Find the best policies for a fleet, and record their episodes as the controller would see them.
+
+    Where `before` was trained it is recorded itself; elsewhere it takes part in the tournament.
+    """
     start, rent, rng_seed = recipe.warm_start, recipe.learn.rent.end, recipe.learn.rng_seed
     places, hosts = Places(fleet, recipe.engine), start.lives * start.best
-    best, lives = [LearnedPolicy(before)] if before else [], 0
+    best, lives, rounds = [LearnedPolicy(before)] if before else [], 0, 0
     if not before or not any(fleet.alike(known) for known in recipe.known):
         setting = places.env(hosts, 1, Band.SHOW).setting
         tried = [Never(), Heuristic(), *best, *random_plans(setting, start.plans, rng_seed)]
-        best, lives = successive_halving(partial(_build, places), tried, rent, start.hosts, start.best)
+        rounds = num_rounds(len(tried), start.best)
+        counter = _Rounds(places, rounds, fleet.env.episode, progress)
+        best, lives = successive_halving(counter.build, tried, rent, start.hosts, start.best, on_step=counter.step)
+    progress("recording episodes", rounds, rounds + 1)
     env = places.env(hosts if len(best) == 1 else start.lives, len(best), Band.SHOW)
     episodes = record_episodes(env, best, controller, rent, recipe.learn.reward, rng_seed)
     lives += env.fleet.num_hosts
     return Shown(best, episodes, Took(lives, fleet.env.episode * lives))
 
 
-def imitate(recipe: Recipe, controller: Controller, shown: Sequence[Shown]) -> CloneReport:
-    """Learn from all fleets together. Returns what the last pass says."""
-    *_, last = clone(controller, [fleet.episodes for fleet in shown], clone_config(recipe))
-    return last
+def num_rounds(policies: int, best: int) -> int:
+    """Return how many rounds a tournament takes, in each of which the better quarter stays."""
+    rounds = 0
+    while policies > best:
+        policies, rounds = max(-(-policies // 4), best), rounds + 1
+    return rounds
+
+
+def imitate(
+    recipe: Recipe, controller: Controller, shown: Sequence[Shown], progress: Progress = unheard
+) -> CloneReport:
+    """Clone the recorded episodes of all fleets together, and return the report of the last epoch."""
+    config, report = clone_config(recipe), None
+    progress(f"cloning, epoch 1 of {config.epochs}", 0, config.epochs)
+    for report in clone(controller, [fleet.episodes for fleet in shown], config):
+        done = report.epoch + 1
+        progress(f"cloning, epoch {min(done + 1, config.epochs)} of {config.epochs}", done, config.epochs)
+    assert report is not None
+    return report
 
 
 def clone_config(recipe: Recipe) -> CloneConfig:
-    """How the best are imitated: the critic expects returns as PPO will discount them."""
+    """Return how the winners are cloned; the critic learns returns with the discount that PPO uses."""
     gamma, rng_seed = recipe.learn.ppo.gamma, recipe.learn.rng_seed
     return CloneConfig(epochs=recipe.warm_start.epochs, gamma=gamma, rng_seed=rng_seed)
 
 
-def _build(places: Places, hosts: int, group: int, round: int) -> FleetEnv:
-    return places.env(hosts, group, Band.SEARCH + round)
+def _within(progress: Progress, fleet: int, fleets: int, step: str, done: float, total: float) -> None:
+    """Report the progress of one fleet as part of that of all fleets."""
+    progress(f"search, fleet {fleet + 1} of {fleets}, {step}", fleet + done / total, fleets)
+
+
+class _Rounds:
+    """Builds the envs of a tournament, and reports its progress decision by decision."""
+
+    def __init__(self, places: Places, rounds: int, episode: int, progress: Progress) -> None:
+        self.places, self.rounds, self.episode, self.progress = places, rounds, episode, progress
+        self.round = self.decisions = 0
+
+    def build(self, hosts: int, group: int, round: int) -> FleetEnv:
+        """Build an env for one round; no host takes part in two rounds."""
+        if round != self.round:
+            self.round, self.decisions = round, 0
+        self.tell()
+        return self.places.env(hosts, group, Band.SEARCH + round)
+
+    def step(self, actions: object, step: object) -> None:
+        self.decisions += 1
+        self.tell()
+
+    def tell(self) -> None:
+        done = self.round + min(self.decisions / self.episode, 1.0)
+        self.progress(f"round {self.round + 1} of {self.rounds}", done, self.rounds + 1)

@@ -85,6 +85,7 @@ def successive_halving(
     hosts: int = 2,
     best: int = 1,
     room: int = 512,
+    on_step: StepCallback = lambda actions, step: None,
 ) -> tuple[list[P], int]:
     """Find the best policies by successive halving with a factor of 4 (arXiv:1502.07943).
 
@@ -106,7 +107,7 @@ def successive_halving(
     while len(left) > best:
         at_once = max(room // hosts, 1)
         parts = [left[i : i + at_once] for i in range(0, len(left), at_once)]
-        means = torch.cat([_means(build(hosts, len(part), round), part, rent) for part in parts])
+        means = torch.cat([_means(build(hosts, len(part), round), part, rent, on_step) for part in parts])
         order = means.argsort(descending=True, stable=True).tolist()
         episodes += hosts * len(left)
         left = [left[i] for i in order[: max(-(-len(left) // 4), best)]]
@@ -125,5 +126,5 @@ def pair_plans(setting: Setting, decisions: Sequence[int], count: int, rng_seed:
     return random.Random(rng_seed).sample(both, min(count, len(both)))
 
 
-def _means(env: FleetEnv, policies: Sequence[Policy], rent: float) -> Float[Tensor, " P"]:
-    return Tensor([outcome.objective.mean().item() for outcome in compare(env, policies, rent)])
+def _means(env: FleetEnv, policies: Sequence[Policy], rent: float, on_step: StepCallback) -> Float[Tensor, " P"]:
+    return Tensor([outcome.objective.mean().item() for outcome in compare(env, policies, rent, on_step=on_step)])

@@ -69,8 +69,8 @@ class Engine:
         device = torch.device(self.device)
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise EsperError(
-                f"device {self.device!r} is not available on this machine; use Engine(device='cpu', precision='fp32'),"
-                " or with `esper train` --engine.device cpu --engine.precision fp32"
+                f"device {self.device!r} is not available on this machine; use Engine.on('cpu'), or on the command line"
+                " --device cpu"
             )
         return device
 

@@ -1,0 +1,226 @@
+"""`esper exam`: compare a controller with baseline policies."""
+
+import hashlib
+import json as json_module
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from tyro.conf import OmitArgPrefixes, Positional, Suppress
+
+from esper.cli.console import literal_console, show_exam
+from esper.cli.flags import Flag, optional
+from esper.cli.report import write_report
+from esper.cli.sizes import Size, size_in_bytes
+from esper.leyline.errors import EsperError, FileError
+from esper.leyline.json_records import jsonable
+from esper.leyline.reports import ExamReport, Life
+from esper.recipes import FleetConfig, Recipe
+from esper.recipes.exam import QUICK, ExamConfig, Once, Tell, afresh, held_one_by_one
+from esper.recipes.suite import HELD_OUT, chosen
+from esper.tamiyo.controller_files import SHIPPED, load_controller
+from esper.tamiyo.policies import FixedPlan, LearnedPolicy, PlanStep, Policy
+from esper.telemetry import RunFolder
+from esper.telemetry.folder import CONTROLLER, environment
+from esper.tolaria import Engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exam:
+    """Compare a controller with baseline policies on fresh hosts.
+
+    Scores are those on test data. Several runs count as several trainings of one policy: the recipe of the first says
+    what is examined, and its folder keeps the report. Controller files need --tasks, --images or --text.
+    """
+
+    runs: Annotated[tuple[Path, ...], Positional, optional("[RUN ...]", "the shipped controller, on new tasks")] = ()
+    """Folders of finished runs, or controller files."""
+    exam: OmitArgPrefixes[ExamConfig] = ExamConfig()
+    tasks: Annotated[tuple[str, ...], optional("NAME ...", "those of the recipe")] = ()
+    """Settings to examine on: mnist1d (or mnist1d-4, -8, -16 alone), spirals, planted, digits (or -4, -6), or all."""
+    images: Annotated[Path | None, optional("PATH", "none")] = None
+    """Images to examine on, alone or with --tasks: an .npz file or a folder."""
+    text: Annotated[Path | None, optional("FILE", "none")] = None
+    """Text to examine on, character by character, alone or with --tasks."""
+    plan: Annotated[tuple[Path, ...], optional("FILE ...", "none")] = ()
+    """Growth plans that take part, each a JSON list such as [{"decision": 0, "op": "GERMINATE", "slot": "s0"}]."""
+    quick: Flag = False
+    """Give a coarse answer: three baselines, one learning rate, at most six settings, validation data."""
+    device: Annotated[str | None, optional("DEVICE", "the recipe's; cpu for the shipped controller")] = None
+    """Device to run on: cpu or cuda."""
+    memory_budget: Annotated[Size, optional("SIZE", "a third of the GPU's memory")] = None
+    """Memory that a fleet may use, such as 20GB; batches are split until they fit."""
+    out: Annotated[Path | None, optional("FOLDER", "that of the first run")] = None
+    """Folder that stores this exam; without it, exams of controller files are stored nowhere."""
+    json: Flag = False
+    """Print one JSON object per setting."""
+    given: Suppress[tuple[str, ...]] = ()
+    """The arguments as typed."""
+
+    def run(self) -> None:
+        fleets, runs = self.settings(), self.runs or (SHIPPED,)
+        if not self.runs and not SHIPPED.exists():
+            raise EsperError("this installation has no shipped controller: name a RUN")
+        folders = [RunFolder.open(path) for path in runs if not path.is_file()]
+        for folder in folders:
+            if not folder.done:
+                raise FileError(f"{folder.path} is not done: finish it with `esper resume` first")
+        asked = self.asked(folders, fleets)
+        files = [path if path.is_file() else path / CONTROLLER for path in runs]
+        different(files)
+        policies = [LearnedPolicy(load_controller(path).to(asked.engine.place())) for path in files]
+        known = {**cost(folders), "held": self.held(asked)}
+        place = self.place(folders, asked)
+        if place is None:
+            self.hold(asked, policies, known)
+        else:
+            with place.alone():
+                choices = place.choices(self.question(asked, files))
+                self.hold(asked, policies, known, place, choices.once)
+                choices.forget()
+                report = write_report(place)
+            if report and not self.json:
+                print(f"report: {report}")
+
+    def hold(
+        self,
+        asked: Recipe,
+        policies: Sequence[Policy],
+        known: Mapping[str, Any],
+        place: RunFolder | None = None,
+        once: Once = afresh,
+    ) -> None:
+        """Run all exams; show and store each as soon as it ends."""
+        guests, tell = [read_plan(path) for path in self.plan], literal_console(stderr=True).log
+        fleets = self.examined(asked, tell)
+        config = self.quickly(len(fleets)) if self.quick else self.exam
+        exams, lives = [], []
+        for exam, episodes in held_one_by_one(asked, policies, config, guests, fleets, tell, once):
+            exams.append(replace(exam, **known))
+            lives += episodes
+            if place:
+                self.keep(place, exams, lives)
+            if self.json:
+                print(json_module.dumps(jsonable(asdict(exams[-1]))))
+            else:
+                show_exam(exams[-1], literal_console())
+        if place is None and config.final:
+            tell("the result of this final exam is stored nowhere: add --out next time")
+
+    def examined(self, asked: Recipe, tell: Tell) -> list[FleetConfig]:
+        """Return the settings to examine on; a quick exam takes a few of the recipe's and reports how many."""
+        fleets = self.settings()
+        if fleets or not self.quick:
+            return fleets or list(asked.fleets)
+        fleets = few(asked.fleets)
+        if len(fleets) < len(asked.fleets):
+            tell(f"{len(fleets)} of the {len(asked.fleets)} settings of {asked.name}; choose others with --tasks")
+        return fleets
+
+    def question(self, asked: Recipe, files: Sequence[Path]) -> str:
+        """Return a hash of the command, the machine and the content of all files: equal where choices can be reused."""
+        where = {name: value for name, value in self.environment(asked).items() if name != "id"}
+        read = [path for path in (*files, *self.plan, self.images, self.text) if path and path.exists()]
+        return hashlib.sha256(b"".join([json_module.dumps(where).encode(), *map(digest, read)])).hexdigest()
+
+    def keep(self, place: RunFolder, exams: Sequence[ExamReport], lives: Sequence[Life]) -> None:
+        """Store the exams so far. A final exam replaces any other, a preliminary one only preliminary ones."""
+        if exams[-1].final:
+            place.log_exam(exams[-1], [str(path) for path in self.runs or (SHIPPED,)])
+        if exams[-1].final or not any(kept.final for kept in place.exams()):
+            place.write_exam(exams, lives)
+
+    def quickly(self, settings: int) -> ExamConfig:
+        """Return the config of a quick exam: fewer hosts where there are many settings."""
+        return replace(QUICK, hosts=min(self.exam.hosts, QUICK.hosts, max(64 // settings, 2)))
+
+    def held(self, asked: Recipe) -> str:
+        """Return the line that says when, where and how an exam was held."""
+        where = self.environment(asked)
+        commit = f"commit {where['git'][:7]}{'+' * where['git'].endswith('+')}" if where["git"] else where["esper"]
+        return f"Held on {datetime.now(UTC):%Y-%m-%d} with {commit} on {where['device']}: {where['command']}"
+
+    def environment(self, asked: Recipe) -> dict[str, Any]:
+        return environment(asked.engine.device_name, torch.get_num_threads(), shlex.join(["esper", *self.given]))
+
+    def place(self, folders: Sequence[RunFolder], asked: Recipe) -> RunFolder | None:
+        """Return the folder that stores the exam, if any; a new one is created before the exam begins."""
+        if self.out is None:
+            return folders[0] if self.runs and folders else None
+        if (self.out / "config.json").exists():
+            return RunFolder.open(self.out)
+        return RunFolder.create(self.out, asked.plain(), self.environment(asked))
+
+    def settings(self) -> list[FleetConfig]:
+        """Return the settings asked for; by default those that the shipped controller was not trained on."""
+        asked = chosen(self.tasks, self.images, self.text)
+        return asked or ([] if self.runs else chosen(HELD_OUT))
+
+    def asked(self, folders: Sequence[RunFolder], fleets: Sequence[FleetConfig]) -> Recipe:
+        """Return the recipe to examine under: the first run's, or one made of the settings for controller files."""
+        if not folders and not fleets:
+            raise EsperError("a controller file names no settings to examine it on: add --tasks, --images or --text")
+        found = Recipe.revived(folders[0].config()) if folders else Recipe(name="exam", fleets=tuple(fleets))
+        if self.device is not None:
+            found = replace(found, engine=Engine.on(self.device))
+        elif not self.runs:
+            found = replace(found, engine=Engine())
+        if self.memory_budget is not None:
+            found = replace(found, engine=replace(found.engine, memory_budget=size_in_bytes(self.memory_budget)))
+        return found
+
+
+def few(fleets: Sequence[FleetConfig], most: int = 6) -> list[FleetConfig]:
+    """Return at most `most` of the fleets, evenly spread."""
+    count = min(len(fleets), most)
+    return [fleets[n * len(fleets) // count] for n in range(count)]
+
+
+def different(files: Sequence[Path]) -> None:
+    """Refuse a training that is named twice, which would count as two."""
+    seen: dict[bytes, Path] = {}
+    for path in files:
+        content = digest(path)
+        if content in seen:
+            raise EsperError(f"{seen[content]} and {path} are the same controller: name each training once")
+        seen[content] = path
+
+
+def digest(path: Path) -> bytes:
+    """Return the SHA-256 of a file, or of all files in a folder."""
+    sha256 = hashlib.sha256()
+    try:
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if not file.is_dir():
+                sha256.update(str(file.relative_to(path)).encode() + file.read_bytes())
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+    return sha256.digest()
+
+
+def cost(folders: Sequence[RunFolder]) -> dict[str, Any]:
+    """Return what the trainings cost, warm starts and the runs they continue included: no other arm had that."""
+    every, starts = [r for folder in folders for r in folder.reports()], [folder.start() for folder in folders]
+    return {
+        "settings": len(Recipe.revived(folders[0].config()).learned_from) if folders else 0,
+        "lives": sum(report.episodes for report in every) + sum(start["lives"] for start in starts),
+        "decisions": sum(report.decisions for report in every) + sum(start["decisions"] for start in starts),
+        "seconds": sum(sum(report.seconds.values()) for report in every) + sum(start["seconds"] for start in starts),
+    }
+
+
+def read_plan(path: Path) -> FixedPlan:
+    """Read a growth plan from a JSON file."""
+    try:
+        lines = json_module.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(lines, list):
+            raise TypeError(lines)
+        return FixedPlan([PlanStep(int(line.pop("decision")), line) for line in lines], name=path.stem)
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise FileError(f"{path} must hold a JSON list of objects with a decision and an op: {error!r}") from None
