@@ -8,12 +8,9 @@ import pytest
 import torch
 
 from esper.leyline.errors import EsperError
-from esper.leyline.reports import HeadReport
 from esper.recipes import RECIPES, Recipe, recipe
 from esper.recipes.config import Band, Places, PretrainConfig, WarmStartConfig
-from esper.simic.anomalies import AnomalyDetector, Bounds
 from esper.tolaria import Engine
-from telemetry_toys import report
 
 NEED_A_GPU = ("mnist1d_gpu", "general", "cifar10")
 
@@ -149,13 +146,3 @@ def test_impossible_stages_are_refused():
     ):
         with pytest.raises(EsperError, match=message):
             PretrainConfig(**({"fleets": fleets} | changes))
-
-
-@pytest.mark.parametrize("stage", [*recipe("mnist1d").stages, *recipe("general").stages])
-def test_a_clone_that_is_decided_is_no_anomaly(stage):
-    decided = HeadReport("style", 9, 0.0, 0.0, 0.001, 1.0, 1.0, 0.1, 0.1)
-    unused = HeadReport("alpha_speed", 0, None, None, None, None, None, 0.0, 0.0)
-    for bounds, count in ((Bounds(), 10 + 1), (stage.learn.bounds, 0)):
-        detector = AnomalyDetector(bounds)
-        found = [detector.look(report(update, heads=(decided, unused))) for update in range(10)]
-        assert sum(map(len, found)) == count

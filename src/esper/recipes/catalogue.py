@@ -7,13 +7,9 @@ from esper.leyline.errors import unknown
 from esper.recipes.config import FleetConfig, PretrainConfig, Recipe, WarmStartConfig
 from esper.recipes.suite import harder, images, later, setting, text, varied
 from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule
-from esper.simic.anomalies import Bounds
 from esper.simic.ppo import REVIEWED
 from esper.tamiyo.network import GPU, ControllerConfig
 from esper.tolaria import Engine, EnvConfig, TrainConfig
-
-CLONED = Bounds(entropy=0.0, starving=1_000_000)
-"""Bounds of anomalies after a warm start: a clone is decided and leaves heads unused on purpose."""
 
 
 def _recipe(name: str, fleet: FleetConfig, updates: int, epochs: int = 4, checkpoint_every: int = 5) -> Recipe:
@@ -72,7 +68,7 @@ def mnist1d() -> Recipe:
     plain = _recipe("mnist1d", fleet, updates=8, epochs=2, checkpoint_every=1)
     ppo = replace(plain.learn.ppo, lr=2e-4, entropy_coef=0.001)  # small steps keep what the warm start found
     start = WarmStartConfig(plans=14, best=1, lives=24, epochs=200)
-    return replace(plain, warm_start=start, learn=replace(plain.learn, ppo=ppo, bounds=CLONED))
+    return replace(plain, warm_start=start, learn=replace(plain.learn, ppo=ppo))
 
 
 def mnist1d_gpu() -> Recipe:
@@ -84,7 +80,7 @@ def general() -> Recipe:
     """The controller that ships with Esper: four stages, 30 settings in the end; 50 minutes on a large GPU."""
     plain = _for_a_gpu("general", *varied(hosts=48), *later(hosts=48), *harder())
     ppo = replace(plain.learn.ppo, lr=5e-4, lr_end=5e-5, minibatches=32, anneal=8)
-    learn = replace(plain.learn, updates=8, ppo=ppo, bounds=CLONED)
+    learn = replace(plain.learn, updates=8, ppo=ppo)
     first = replace(learn, updates=32, ppo=replace(ppo, lr=1e-3, lr_end=1e-4, anneal=32))
     third = replace(learn, updates=6, ppo=replace(ppo, anneal=6))
     start = WarmStartConfig(plans=46, best=3, lives=32, epochs=200)
