@@ -1,4 +1,4 @@
-# Every verb makes .venv by itself; `make test` is what CI runs.
+# Every target makes .venv by itself; CI runs `make test` and `make check`.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready

@@ -165,11 +165,11 @@ def payoff() -> str:
         arms = exam.by_name
         grown, never = arms[exam.policy], arms["never"]
         metric = f"{exam.metric} {never.mean:.3f} → {grown.mean:.3f}"
-        size = f"{never.params:,.0f} → {grown.params:,.0f}"
-        longer = f"{arms['longer'].mean:.3f}, {SEEN[arms['longer'].verdict]}" if "longer" in arms else ""
-        return [exam.setting, metric, size, never.verdict, longer]
+        size, cost = f"{never.params:,.0f} → {grown.params:,.0f}", f"× {grown.flops / never.flops:.1f}"
+        longer = f"{arms['longer'].mean:.3f}, {SEEN[arms['longer'].verdict]}" if "longer" in arms else "not run"
+        return [exam.setting, metric, size, cost, never.verdict, longer]
 
-    head = ("setting", "never → grown", "parameters", "growing is", "never, trained as many FLOPs")
+    head = ("setting", "never → grown", "parameters", "FLOPs", "growing is", "never grown, same FLOPs")
     return rows(head, map(row, RunFolder(SHIPPED).exams()))
 
 

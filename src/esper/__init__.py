@@ -1,4 +1,4 @@
-"""Train neural networks that start small and grow while they train, where growth pays for its compute.
+"""Train neural networks that start small and grow while they train.
 
 A *host* network has *slots*, in which small modules, *seeds*, are planted while it trains. A *fleet* trains hundreds of
 hosts as one program, a *controller* decides when, where and what to grow, and an *exam* compares it with simple

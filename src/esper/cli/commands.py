@@ -41,7 +41,7 @@ class Group:
     commands: "Mapping[str, Command | Group]"
 
 
-DESCRIPTION = "Train neural networks that start small and grow while they train, where growth pays for its compute."
+DESCRIPTION = "Train neural networks that start small and grow while they train."
 COMMANDS: dict[str, Command | Group] = {
     "train": Command("train", "Train", "Train a controller with a recipe, and write a run folder."),
     "resume": Command("train", "Resume", "Continue a run from its last checkpoint."),

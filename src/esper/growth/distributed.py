@@ -25,7 +25,7 @@ class SharedGradients:
         self.queued = False
 
     def add(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Average these, too. The same ones, in the same order, must be added on every process."""
+        """Average these as well. Every process must add the same parameters in the same order."""
         for parameter in parameters:
             self.parameters.append(parameter)
             self.handles[id(parameter)] = parameter.register_post_accumulate_grad_hook(self._ready)

@@ -1,4 +1,4 @@
-"""Grow a user's own model while it trains: the one file to read.
+"""Grow a user's own model while it trains.
 
 A *chain* of like blocks is deepened by *twins*: a copy of a block, with its optimizer state, is planted behind it and
 blended in, out = x + alpha * (twin(x) - x), from alpha 0 to 1. Compute is the clock: every step is charged with the
@@ -77,7 +77,7 @@ def grow(
         EsperError: If the model or the optimizer cannot be grown. Nothing has been changed then.
 
     Example:
-        >>> growth = esper.grow(model, optimizer, total=4500)
+        >>> growth = esper.growth.grow(model, optimizer, total=4500)
         >>> for x, y in batches:
         ...     loss = F.cross_entropy(model(x), y)
         ...     loss.backward(); optimizer.step(); optimizer.zero_grad()

@@ -51,7 +51,7 @@ def copy_block(block: nn.Module, model: nn.Module) -> nn.Module:
 
 
 def attach(twin: nn.Module, alpha: Tensor) -> None:
-    """Let a twin be heard with this weight."""
+    """Blend a twin into the model's stream with weight `alpha`, from the next forward pass on."""
     twin.register_buffer(ALPHA, alpha, persistent=False)
     handle = twin.register_forward_hook(blend, with_kwargs=True)
     twin.__dict__ |= {HOOK: handle, DONE: False}
@@ -73,7 +73,7 @@ def detach(twin: nn.Module) -> None:
 
 
 def arrange(chain: Chain, blocks: Sequence[nn.Module]) -> None:
-    """Replace a chain's blocks in their container, renumber them, and set what holds the container's length."""
+    """Replace a chain's blocks in their container, renumber them, and update attributes that store its length."""
     container = chain.container
     children = list(container)
     start = next(i for i, child in enumerate(children) if child is chain.blocks[0])
