@@ -261,7 +261,7 @@ def processor_time(pid: int) -> float:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_a_signal_during_the_warm_start_stops_at_once_and_resume_works(terminal, tmp_path):
+def test_a_signal_during_the_warm_start_stops_at_once_and_resume_works(terminal, tmp_path, request):
     """In a terminal the cursor comes back, too."""
     path = tmp_path / "run"
     start = ("--warm-start.plans", "2", "--warm-start.best", "1", "--warm-start.hosts", "1")
@@ -274,6 +274,7 @@ def test_a_signal_during_the_warm_start_stops_at_once_and_resume_works(terminal,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+    request.addfinalizer(process.kill)
     assert process.stdout is not None
     seen = b""
     while b"epoch" not in seen:
