@@ -169,7 +169,7 @@ def payoff() -> str:
         longer = f"{arms['longer'].mean:.3f}, {SEEN[arms['longer'].verdict]}" if "longer" in arms else "not run"
         return [exam.setting, metric, size, cost, never.verdict, longer]
 
-    head = ("setting", "never → grown", "parameters", "FLOPs", "growing is", "never grown, same FLOPs")
+    head = ("setting", "without → with growth", "parameters", "FLOPs", "growing is", "never grown, same FLOPs")
     return rows(head, map(row, RunFolder(SHIPPED).exams()))
 
 

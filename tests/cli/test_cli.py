@@ -116,8 +116,8 @@ def pictures(tmp_path):
 
 
 def test_train_prints_every_report_for_machines(capsys):
-    listening = parse(["train", "smoke", "--json"]).listening
-    with listening.shown(Board("run", 2), Console(stderr=True)) as show:
+    logging = parse(["train", "smoke", "--json"]).logging
+    with logging.shown(Board("run", 2), Console(stderr=True)) as show:
         show(report(0, objective=math.nan))
         show(report(1))
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

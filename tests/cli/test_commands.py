@@ -108,12 +108,12 @@ FLAGS = {
     "watch": "--once --every",
     "report": "",
     "exam": "--tasks --images --text --plan --quick --device --memory-budget --out --json --hosts --rates --tuned-on"
-    " --plans --thorough --no-thorough --final --no-final --told",
+    " --plans --thorough --no-thorough --final --no-final --recorded",
     "recipes": "--json",
     "tasks": "--json",
     "blueprints": "--json",
     "bench fleet": "--device --workload --hosts --seeds --precision --decisions --memory-budget --quick --json",
-    "bench ppo": "--device --who --minibatches --hosts --decisions --quick --json",
+    "bench ppo": "--device --learners --minibatches --hosts --decisions --quick --json",
     "bench precision": "--device --task --host --hosts --epochs --rent --json",
 }
 """Every flag of every command. Whoever changes one breaks scripts of others: change this list on purpose."""

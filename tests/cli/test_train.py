@@ -20,7 +20,7 @@ from rich.console import Console
 
 from esper.cli import main
 from esper.cli.train import (
-    Listening,
+    Logging,
     Train,
     checkpoint,
     continued,
@@ -334,7 +334,7 @@ def test_a_run_killed_before_its_report_gets_one_when_resumed(tmp_path):
 @pytest.mark.parametrize("sink", ["wandb", "mlflow", "tensorboard"])
 def test_a_tracker_that_is_not_installed_leaves_no_folder(sink, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, sink, None)
-    train = Train(recipe="smoke", run_dir=tmp_path / "run", listening=Listening(log=(sink,)), changes=SMALL)
+    train = Train(recipe="smoke", run_dir=tmp_path / "run", logging=Logging(log=(sink,)), changes=SMALL)
     with pytest.raises(EsperError, match=rf"{sink} is not installed: pip install 'esper-nn\[{sink}\]'"):
         train.run()
     assert list(tmp_path.iterdir()) == []
@@ -360,7 +360,7 @@ def printed(console: Console) -> list[str]:
 
 def test_an_anomaly_is_printed_once_and_counted():
     console, board = lines(), Board("run", 3)
-    with Listening().shown(board, console) as show:
+    with Logging().shown(board, console) as show:
         for update in range(3):
             found = (Anomaly(update, "ratio explosion", "[op]", "why", "what to do"),)
             heard = report(update, anomalies=found if update != 1 else (), seconds={"learn": 2.0})

@@ -36,7 +36,7 @@ from esper.tamiyo.policies import (
 from esper.tasks import load_test
 from esper.tolaria import Engine
 
-SMALL = ExamConfig(hosts=3, rates=(0.1, 1.0, 2.0), tuned_on=2, plans=3, told=1)
+SMALL = ExamConfig(hosts=3, rates=(0.1, 1.0, 2.0), tuned_on=2, plans=3, recorded=1)
 AT_ONE_RATE = replace(SMALL, rates=(1.0,))
 
 

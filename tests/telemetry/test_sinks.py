@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.cli.train import Listening, Train
+from esper.cli.train import Logging, Train
 from esper.leyline.errors import EsperError
 from esper.leyline.reports import HeadReport
 from esper.telemetry import SINKS, RunFolder
@@ -161,9 +161,9 @@ def test_every_report_is_told_and_a_sink_that_fails_is_left_out(tmp_path, monkey
             heard.append("closed")
 
     monkeypatch.setitem(SINKS, "wandb", Broken)
-    listening, changes = Listening(log=("wandb", "tensorboard")), (*SMALL, "--exam", "0")
+    logging, changes = Logging(log=("wandb", "tensorboard")), (*SMALL, "--exam", "0")
     with pytest.warns(UserWarning, match="wandb no longer listens: the server is gone"):
-        Train(recipe="smoke", run_dir=tmp_path / "run", listening=listening, changes=changes).run()
+        Train(recipe="smoke", run_dir=tmp_path / "run", logging=logging, changes=changes).run()
     assert heard == [0, "closed"]
     folder = RunFolder.open(tmp_path / "run")
     assert folder.done

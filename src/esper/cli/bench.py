@@ -60,7 +60,7 @@ class BenchPPO:
 
     device: Annotated[str, arg(metavar="DEVICE")] = "cpu"
     """Device for Esper: cpu or cuda. The others always run on the CPU."""
-    who: Annotated[tuple[Learner, ...], arg(metavar="NAME ...")] = ("esper", "sb3_recurrent", "sb3_maskable")
+    learners: Annotated[tuple[Learner, ...], arg(metavar="NAME ...")] = ("esper", "sb3_recurrent", "sb3_maskable")
     """Learners to measure: esper, sb3_recurrent, sb3_maskable."""
     minibatches: Annotated[tuple[int, ...] | None, optional("N ...", "1 4 8, with --quick 1 4")] = None
     """Minibatches of one update."""

@@ -49,8 +49,8 @@ def measure_updates(asked: BenchPPO) -> None:
 
 def measure(asked: BenchPPO, minibatches: int, repeats: int) -> list[dict[str, Any]]:
     """Return the median times of all learners, which update in turn so that other load on the machine affects all."""
-    ready = {who: (_esper if who == "esper" else _peer)(asked, who, minibatches) for who in asked.who}
-    device, times = torch.device(asked.device), {who: [] for who in asked.who}
+    ready = {who: (_esper if who == "esper" else _peer)(asked, who, minibatches) for who in asked.learners}
+    device, times = torch.device(asked.device), {who: [] for who in asked.learners}
     for _ in range(repeats):
         for who, one in ready.items():
             times[who].append(elapsed(one.update, device) * 1e3)
@@ -157,7 +157,7 @@ def _peer(asked: BenchPPO, who: LearnerName, minibatches: int) -> Ready:
     try:
         from esper.cli.peers import peer
     except ImportError:
-        raise EsperError(f"{who} needs sb3-contrib: {PEERS}, or measure Esper alone with --who esper") from None
+        raise EsperError(f"{who} needs sb3-contrib: {PEERS}, or measure Esper alone with --learners esper") from None
     hosts, decisions = asked.hosts, asked.decisions
     return Ready(*peer(who, minibatches, hosts=hosts, decisions=decisions, heads=HEADS, seen=SEEN, hidden=HIDDEN))
 

@@ -52,7 +52,7 @@ PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listening:
+class Logging:
     """Where the reports of a run go besides its folder."""
 
     log: Annotated[tuple[SinkName, ...], optional("NAME ...", "none")] = ()
@@ -132,14 +132,14 @@ class Train:
     """Random seed of the controller, its learning and its hosts."""
     device: Annotated[str | None, optional("DEVICE", "the recipe's")] = None
     """Device to run on, with its usual precision: cpu (fp32) or cuda (bf16)."""
-    listening: OmitArgPrefixes[Listening] = Listening()
+    logging: OmitArgPrefixes[Logging] = Logging()
     changes: tyro.conf.Suppress[tuple[str, ...]] = field(default=())
     """Flags of the recipe."""
 
     def run(self) -> None:
         with warnings_once():
             asked = self.asked()
-            self.listening.check()
+            self.logging.check()
             path = self.run_dir or Path("runs") / f"{asked.name}-{datetime.now():%Y%m%d-%H%M%S}"
             training = asked.stages[0].build()
             for stage in asked.stages[1:]:
@@ -148,7 +148,7 @@ class Train:
             known = environment(asked.engine.device_name, torch.get_num_threads(), self.command())
             with RunFolder(path).alone():
                 folder = RunFolder.create(path, asked.plain(), known)
-                go_on(folder, asked, self.listening, Position(0, training))
+                go_on(folder, asked, self.logging, Position(0, training))
 
     def command(self) -> str:
         """Return the command that makes this run again."""
@@ -196,20 +196,20 @@ class Resume:
 
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
-    listening: OmitArgPrefixes[Listening] = Listening()
+    logging: OmitArgPrefixes[Logging] = Logging()
 
     def run(self) -> None:
-        self.listening.check()
+        self.logging.check()
         folder = RunFolder.open(self.run_dir)
         with folder.alone(), warnings_once():
-            asked, console = Recipe.revived(folder.config()), literal_console(stderr=self.listening.json)
+            asked, console = Recipe.revived(folder.config()), literal_console(stderr=self.logging.json)
             if folder.done:
                 complete(folder, console)
                 return
             before, threads = folder.environment().get("threads"), torch.get_num_threads()
             if before != threads:
                 warnings.warn(f"begun with {before} threads, gone on with {threads}: bits may differ", stacklevel=1)
-            go_on(folder, asked, self.listening, pick_up(folder, asked))
+            go_on(folder, asked, self.logging, pick_up(folder, asked))
 
 
 def continued(asked: Recipe, plain: Recipe) -> Recipe:
@@ -238,11 +238,11 @@ class Position:
     """The controller of the stage before."""
 
 
-def go_on(folder: RunFolder, asked: Recipe, listening: Listening, at: Position) -> None:
+def go_on(folder: RunFolder, asked: Recipe, logging: Logging, at: Position) -> None:
     """Train through all stages to the end, or until a signal asks to stop; either way nothing is lost."""
-    console, stages = literal_console(stderr=listening.json), asked.stages
+    console, stages = literal_console(stderr=logging.json), asked.stages
     board = Board(str(folder.path), asked.updates, folder.reports())
-    with stopping() as stop, listening.told(folder, asked, len(board.reports)) as tell:
+    with stopping() as stop, logging.told(folder, asked, len(board.reports)) as tell:
         while not stop():
             stage, training = stages[at.stage], at.training
             if training is None or (training.update == 0 and needs_warm_start(stage)):
@@ -250,7 +250,7 @@ def go_on(folder: RunFolder, asked: Recipe, listening: Listening, at: Position) 
                     training = at.training = warm_start(folder, stage, at, console, stop)
             if training is None or stop():
                 break
-            with listening.shown(board, console) as show:
+            with logging.shown(board, console) as show:
                 while training.update < stage.learn.updates and not stop():
                     report = numbered(training.step(), first_update(asked, at.stage))
                     folder.append(report)

@@ -30,7 +30,7 @@ from esper.growth.wrappers import GROWN, unwrapped
 from esper.leyline.errors import EsperError
 
 BLEND = 0.03
-"""Share of the budget's steps, at the size the model begins with, over which a twin is blended in."""
+"""Default length of a blend, as a share of the steps that the budget would pay for at the initial size."""
 READ_EVERY = 10
 """Steps between two reads of the loss from a GPU; on a CPU it is looked at every step."""
 AVERAGE = 0.05
@@ -171,7 +171,7 @@ class Growth:
 
     @property
     def done(self) -> bool:
-        """Whether the budget is spent: another step would exceed it."""
+        """Whether the budget is spent: another step would exceed it by more than half of its cost."""
         return self.budget is not None and self.spent + 0.5 * self.step_cost > self.budget
 
     @property
@@ -255,7 +255,7 @@ class Growth:
         return agreed(self.average)
 
     def _watch(self) -> None:
-        """Keep the average of the loss; go back if it has become bad soon after a birth, and refuse a sick loss."""
+        """Keep the average of the loss; roll back if it diverges soon after a birth, and raise if it is not finite."""
         if self.loss is None:
             return
         loss = self.loss.float()

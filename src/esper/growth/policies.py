@@ -17,7 +17,7 @@ class Deepen:
     chain: str | None = None
     """Name of a chain; None for all."""
     times: int = 2
-    """How many times as many blocks the chain will have."""
+    """Factor by which the number of blocks grows."""
 
     def __post_init__(self) -> None:
         if self.times < 2:

@@ -1,4 +1,4 @@
-"""Save a growth in the middle of a run, and resume it: the next step is identical."""
+"""Save a growing model in the middle of a run, and resume it: the next step is identical."""
 
 import json
 import os

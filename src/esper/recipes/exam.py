@@ -77,13 +77,13 @@ class ExamConfig:
     """Include all rules, grown topologies trained from scratch, replays, and longer training."""
     final: bool = True
     """Score on test data and on hosts reserved for that; otherwise on validation data and development hosts."""
-    told: int = 12
+    recorded: int = 12
     """Hosts whose episodes are reported epoch by epoch."""
 
     def __post_init__(self) -> None:
         if self.thorough and not self.final:
             raise EsperError("thorough exams must be final: unset thorough or set final")
-        for name, least in (("hosts", 2), ("tuned_on", 1), ("plans", 0), ("told", 0)):
+        for name, least in (("hosts", 2), ("tuned_on", 1), ("plans", 0), ("recorded", 0)):
             if getattr(self, name) < least:
                 raise EsperError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if not self.rates or not all(rate > 0 for rate in self.rates):
@@ -111,7 +111,7 @@ def hold_exam(
         fleets: Settings to examine in; default: those of the recipe.
 
     Returns:
-        One report for each setting, and the episodes of the first `config.told` hosts.
+        One report for each setting, and the episodes of the first `config.recorded` hosts.
 
     Raises:
         EsperError: Two arms have the same name, or a guest cannot play in one of the settings.
@@ -236,7 +236,7 @@ class Room:
         return Arm(name, sittings, episode or self.fleet.env.episode, lr, self.searched.get(name, 0), plan=plan)
 
     def sat(self, env: FleetEnv, policy: Policy) -> ArmRun:
-        return run_arm(env, policy, self.rent, self.rng_seed, min(self.config.told, self.config.hosts))
+        return run_arm(env, policy, self.rent, self.rng_seed, min(self.config.recorded, self.config.hosts))
 
     def tuned(self, arms: Sequence[Sequence[Policy]], episode: int | None = None) -> list[float]:
         """Return the learning rate of each arm that has the best mean validation J on hosts reserved for tuning."""

@@ -10,7 +10,7 @@ from esper.leyline.reports import Anomaly, HeadReport, UpdateReport
 
 HEADS = tuple(head.name.lower() for head in Head)
 EXPLORES = 5.0
-"""A head explores from this many times the entropy below which it is decided."""
+"""A head counts as exploring if its entropy is at least this many times `Bounds.entropy`."""
 
 
 @dataclass(frozen=True, kw_only=True)
