@@ -10,16 +10,6 @@ import esper
 
 HIDDEN = ("per_head", "Voice", "Vitals", "Setting", "Step", "Gate", "Transition", "Slot", "Seed", "blueprint", "train")
 NEEDED = ("Objective", "Policy", "Never", "Heuristic", "recipe", "hold_exam", "learn_offline", "grow_host")
-    "Objective",
-    "Policy",
-    "Never",
-    "RandomLegal",
-    "Heuristic",
-    "recipe",
-    "hold_exam",
-    "learn_offline",
-    "grow_host",
-)
 
 
 def test_dir_all_and_star_import_agree():

@@ -94,7 +94,7 @@ def test_lists_are_readable_by_people_and_machines(capsys):
     main(["blueprints"])
     assert "conv_heavy" in capsys.readouterr().out
     main(["tasks"])
-    assert "Handwritten digits" in capsys.readouterr().out
+    assert "handwritten digits" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("text", "size"), [("2GB", 2 << 30), ("1.5 mb", 3 << 19), ("100", 100), ("4k", 4096)])

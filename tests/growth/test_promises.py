@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from conftest_growth import KINDS, Kind, bits, run
-from esper.growth import Growth, grow, resume
+from esper.growth import Doubling, Growth, grow, resume
 from esper.growth.compute import as_call
 
 OPTIMIZERS = {
@@ -22,7 +22,9 @@ OPTIMIZERS = {
 def made(kind: Kind, optimizer: str = "adamw", depth: int = 2, **options: Any) -> tuple[nn.Module, Growth]:
     torch.manual_seed(1)
     model = kind.make(depth)
-    return model, grow(model, OPTIMIZERS[optimizer](model.parameters()), total=100, blend=4, **options)
+    return model, grow(
+        model, OPTIMIZERS[optimizer](model.parameters()), total=100, blend=4, policy=Doubling((0.9,)), **options
+    )
 
 
 def train(kind: Kind, growth: Growth, steps: int, first: int = 0) -> list[float]:
@@ -153,6 +155,7 @@ def test_save_load_and_the_next_step_is_identical(kind, optimizer, when, tmp_pat
     assert go(again, when, when + 5) == go(growth, when, when + 5)
     assert same(contents(again), contents(growth))
     assert again.log == growth.log
+    assert again.policy.state_dict() == growth.policy.state_dict()
 
 
 def test_finish_leaves_an_ordinary_model_of_the_larger_depth(kind):

@@ -44,11 +44,11 @@ class Doubling:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next decision depends on, as JSON."""
-        return {"made": self.made}
+        return {"at": list(self.at), "made": self.made}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the state of another policy of this kind."""
-        self.made = int(state["made"])
+        self.at, self.made = tuple(state["at"]), int(state["made"])
 
     def __call__(self, growth: "Growth") -> Deepen | None:
         due = sum(growth.progress >= share for share in self.at)
@@ -76,10 +76,12 @@ class Plateau:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next decision depends on, as JSON."""
-        return {"best": None if self.best == float("inf") else self.best, "since": self.since}
+        options = {"patience": self.patience, "improvement": self.improvement, "until": self.until}
+        return options | {"best": None if self.best == float("inf") else self.best, "since": self.since}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the state of another policy of this kind."""
+        self.patience, self.improvement, self.until = (state[k] for k in ("patience", "improvement", "until"))
         self.best = float("inf") if state["best"] is None else float(state["best"])
         self.since = float(state["since"])
 
