@@ -2,7 +2,7 @@
 # Hold the final exams of five trainings side by side on one GPU, each in a folder of its own under runs/exams, and put
 # the results into the package and into the tables of README and docs.
 #   bash benchmark/exams.sh cifar10.npz tinyshakespeare.txt
-# An exam that was interrupted goes on with the plans and learning rates that it had chosen; one that has been held is
+# An interrupted exam resumes with the plans and learning rates it had chosen; a finished one is
 # not held again.
 # RUNS="runs/g?" examines other trainings than those in benchmark/controllers; ONLY="spirals digits-4" holds only these
 # exams, and ships nothing; DEVICE is another device than cuda.

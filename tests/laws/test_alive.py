@@ -7,7 +7,7 @@ from esper.kasmina.blueprints import blueprint_names
 from esper.kasmina.hosts import host_kind
 from esper.leyline.actions import Graft
 from esper.tolaria import TrainConfig
-from sown import Sown, small_fleet, sow
+from planted_fleets import Sown, small_fleet, sow
 from toys import SEEDS, SPECS, plant_in_training, rows_of, toy_trainer
 
 ALIVE = 1e-6

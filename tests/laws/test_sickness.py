@@ -5,7 +5,7 @@ import torch
 
 from esper.tolaria import EnvConfig, Fleet, FleetEnv, TrainConfig
 from esper.tolaria.governor import restore, snapshot
-from sown import Sown, small_fleet, sow
+from planted_fleets import Sown, small_fleet, sow
 from toys import SPECS, random_legal, rows_of, toy_task
 
 

@@ -10,7 +10,7 @@ from esper.kasmina.blueprints import blueprint_names
 from esper.kasmina.hosts import host_kind
 from esper.leyline.actions import Graft
 from esper.tolaria.network import _loud
-from sown import Sown, small_fleet, sow
+from planted_fleets import Sown, small_fleet, sow
 from toys import SEEDS, SPECS, bits, germinate, plant_in_training, same_bits, toy_trainer
 
 PATIENT = LifecycleConfig(min_training=8, training=8)

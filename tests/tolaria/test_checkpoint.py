@@ -13,7 +13,7 @@ from esper.kasmina.blueprints.vector import low_rank
 from esper.leyline.errors import FileError
 from esper.tolaria import Engine, EnvConfig, FleetEnv, TrainConfig
 from esper.tolaria.checkpoint import env_description, env_tensors, restore_env
-from sown import small_fleet
+from planted_fleets import small_fleet
 from toys import random_legal
 
 ACCUMULATORS = ("losses", "pulls")

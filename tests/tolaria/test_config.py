@@ -3,7 +3,7 @@
 import torch
 
 from esper.tolaria import Engine, TrainConfig
-from sown import small_fleet
+from planted_fleets import small_fleet
 
 
 def test_a_device_is_a_word_only_where_people_write_it():

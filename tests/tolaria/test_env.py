@@ -10,7 +10,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage
 from esper.leyline.state import Split
 from esper.tolaria import EnvConfig, FleetEnv, GovernorConfig
-from sown import small_fleet
+from planted_fleets import small_fleet
 from toys import random_legal, toy_task
 
 WAIT = torch.zeros(6, 8, dtype=torch.long)

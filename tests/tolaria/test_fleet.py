@@ -16,7 +16,7 @@ from esper.leyline.state import Split, Task
 from esper.tolaria import Fleet, HostTrainer, TrainConfig
 from esper.tolaria.assignment import Kind, Roomy, exact
 from esper.tolaria.fleet import Measured
-from sown import Sown, small_fleet, sow, state_of
+from planted_fleets import Sown, small_fleet, sow, state_of
 from toys import SPECS, random_legal, rows_of, same_bits, toy_task, toy_trainer
 
 

@@ -8,7 +8,7 @@ from esper.kasmina import build_host, load_model, save_model
 from esper.leyline.actions import Graft
 from esper.leyline.errors import EsperError
 from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, TrainConfig
-from sown import Sown, small_fleet, sow
+from planted_fleets import Sown, small_fleet, sow
 from toys import SPECS, bits, random_legal, rows_of, same_bits, toy_task, toy_trainer
 
 TOLERANCES = {"fp64": 1e-9, "fp32": 1e-5}

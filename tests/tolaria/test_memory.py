@@ -9,7 +9,7 @@ from esper.tolaria import Engine, Fleet, TrainConfig
 from esper.tolaria.assignment import Kind
 from esper.tolaria.fleet import rows_of as rows_of_plan
 from esper.tolaria.memory import kept_bytes
-from sown import Sown, sow
+from planted_fleets import Sown, sow
 from toys import SPECS, random_legal, rows_of, toy_task
 
 

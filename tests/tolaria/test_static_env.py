@@ -6,7 +6,7 @@ from esper.leyline.actions import Graft
 from esper.leyline.lifecycle import Stage
 from esper.tolaria import EnvConfig
 from esper.tolaria.static_env import StaticEnv
-from sown import Sown, small_fleet, state_of
+from planted_fleets import Sown, small_fleet, state_of
 
 WAIT = torch.zeros(3, 8, dtype=torch.long)
 

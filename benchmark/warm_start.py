@@ -1,7 +1,7 @@
 """How close does a clone come to the policies it was cloned from? Warm starts of different lengths on fleets of the
 first stage of `general`, and the J of clones and originals on fresh hosts.
 
-python benchmark/head_start.py [--fleets 3 11 12 13] [--passes 60 200] [--device cuda]
+python benchmark/warm_start.py [--fleets 3 11 12 13] [--passes 60 200] [--device cuda]
 """
 
 from dataclasses import dataclass, replace
