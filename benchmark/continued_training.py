@@ -3,7 +3,7 @@ fleets, and prints J on fresh hosts of each of them, and of settings that it is 
 after the warm start, and after some updates.
 
 python benchmark/unpack.py
-python benchmark/continued_training.py [--fleets 10 11 12 13 17 18] [--updates 8] [--plans 0] [--run-dir runs/controllers/p4]
+python benchmark/continued_training.py [--fleets 10 11 12] [--updates 8] [--plans 0] [--run-dir runs/controllers/p4]
 """
 
 from copy import deepcopy

@@ -460,7 +460,7 @@ def test_where_a_task_has_a_teacher_its_size_is_the_measure():
     assert f"The teacher has {report.right_size:.0f} parameters, hosts of learned end with" in report.size
 
 
-def test_plans_are_none_that_a_head_start_has_shown():
+def test_plans_differ_from_those_of_the_warm_start():
     one = room(replace(SMALL, plans=20))
     by_chance, grid = one.candidates()
     shown = random_plans(one.example.setting, 20, one.rng_seed)

@@ -229,9 +229,11 @@ def test_a_lock_is_not_lost_to_one_who_only_looks(folder):
         fcntl.flock(looking, fcntl.LOCK_SH)
         timer = threading.Timer(PATIENCE / 4, fcntl.flock, (looking, fcntl.LOCK_UN))
         timer.start()
-        with folder.alone():
-            assert f"process {os.getpid()} on " in folder.writer()
-        timer.join()
+        try:
+            with folder.alone():
+                assert f"process {os.getpid()} on " in folder.writer()
+        finally:
+            timer.join()
     assert folder.writer() is None
 
 
