@@ -215,8 +215,37 @@ def test_resuming_into_another_constructor_is_refused(tmp_path):
         assert all(torch.equal(before[name], x) for name, x in wrong.state_dict().items())
     with pytest.raises(FileError, match="saved with the optimizer AdamW, not SGD"):
         resume(GPT(), lambda m: torch.optim.SGD(m.parameters()), tmp_path)
+    growth.deepen()
+    growth.save(tmp_path)
+    whole = GPT()
+    before = copy.deepcopy(whole.state_dict())
+    halves = [{"params": whole.blocks.parameters()}, {"params": whole.embed.parameters()}]
+    with pytest.raises(FileError, match="its groups hold other parameters"):
+        resume(whole, lambda m: torch.optim.AdamW(halves), tmp_path)
+    assert whole.state_dict().keys() == before.keys()
+    assert all(torch.equal(before[name], x) for name, x in whole.state_dict().items())
     with pytest.raises(FileError, match="holds no saved growth"):
         resume(GPT(), optimizer_for, tmp_path / "nowhere")
+
+
+def test_growing_before_the_chains_are_checked_is_refused():
+    model = GPT()
+    growth = grow(model, optimizer_for(model), total=10)
+    with pytest.raises(EsperError, match="the chains are not checked yet: pass example="):
+        growth.deepen()
+    assert growth.depth == {"blocks": 2}
+    growth.finish()
+    growth = grow(model, optimizer_for(model), total=10, example=X)
+    assert growth.deepen()
+
+
+def test_resume_keeps_the_governor_on_or_off(tmp_path):
+    for governed in (True, False):
+        model = GPT()
+        growth = grow(model, optimizer_for(model), total=10, governed=governed)
+        step(growth)
+        growth.save(tmp_path / str(governed))
+        assert resume(GPT(), optimizer_for, tmp_path / str(governed)).governed is governed
 
 
 def test_limits_hold():

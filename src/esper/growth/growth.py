@@ -94,8 +94,7 @@ def grow(
         raise EsperError(f"max_growth must be at least 1, not {max_growth}")
     inner = unwrapped(model)
     check_optimizer(optimizer, inner)
-    growth = Growth(inner, optimizer, total, flops, named_policy(policy), max_growth, max_parameters, blend)
-    growth.governed = governed
+    growth = Growth(inner, optimizer, total, flops, named_policy(policy), max_growth, max_parameters, blend, governed)
     if not growth.chains:
         raise EsperError(_nothing_to_grow(growth.refusals))
     if example is not None:
@@ -137,10 +136,12 @@ class Growth:
         max_growth: float,
         max_parameters: int | None,
         blend: int | None,
+        governed: bool,
     ) -> None:
         self.model, self.optimizer, self.policy = model, optimizer, policy
         self.total, self.budget = total, flops
-        self.max_growth, self.max_parameters, self.blend = max_growth, max_parameters, blend
+        self.max_growth, self.max_parameters = max_growth, max_parameters
+        self.blend, self.governed = blend, governed
         self.chains, self.refusals = find_chains(model)
         self.started_with = {chain.name: len(chain.blocks) for chain in self.chains}
         self.births: list[Birth] = []
@@ -148,7 +149,6 @@ class Growth:
         self.base = base_of(model)
         self.shared = SharedGradients()
         self.steps, self.spent, self.is_finished = 0, 0, False
-        self.governed = True
         self.peaks = [group["lr"] for group in optimizer.param_groups]
         self.loss: Tensor | None = None
         self.average: Tensor | None = None
@@ -271,16 +271,15 @@ class Growth:
                 )
             self._roll_back(watched, worst)
             return
-        self.average = loss if self.average is None else torch.lerp(self.average, loss, AVERAGE)
+        self.average = loss if self.average is None else torch.lerp(self.average.to(loss.device), loss, AVERAGE)
         if watched is not None and self.steps - watched.step >= WATCHED * watched.blend:
             watched.snapshot = None
 
     def _roll_back(self, birth: Birth, worst: float) -> None:
         snapshot = birth.snapshot
         assert snapshot is not None
-        while self.births and self.births[-1] is not birth:
+        while birth in self.births:
             self._remove(self.births[-1])
-        self._remove(birth)
         snapshot.restore(self.chains, self.optimizer)
         rename_groups(self.optimizer, self.model)
         self._note("rollback", f"{birth.chain.name}: loss {worst:.3g} after a birth at {birth.usual:.3g}")
@@ -306,6 +305,8 @@ class Growth:
         Returns:
             Whether anything was grown.
         """
+        if not self._verified:
+            raise EsperError("the chains are not checked yet: pass example= to grow, or make a training step first")
         chosen = [chain for chain in self.chains if action.chain in (None, chain.name)]
         if not chosen:
             names = ", ".join(chain.name for chain in self.chains)
@@ -409,7 +410,7 @@ class Growth:
         if any(lr < 0.5 * float(peak) for peak, lr in zip(self.peaks, rates, strict=True)):
             warnings.warn(
                 "growing at a learning rate below half of its peak: new blocks have little left to learn with; grow"
-                " earlier, or use esper.WarmupStableDecay",
+                " earlier, or use WarmupStableDecay",
                 stacklevel=2,
             )
 
@@ -435,8 +436,13 @@ class Growth:
         self.births.remove(birth)
         self.meter.recount()
 
+    def uproot(self) -> None:
+        """Remove everything that has been planted."""
+        while self.births:
+            self._remove(self.births[-1])
+
     def save(self, folder: str | Path) -> None:
-        """Write model, optimizer and structure into a folder, from which `esper.resume` goes on identically.
+        """Write model, optimizer and structure into a folder, from which `resume` continues identically.
 
         Args:
             folder: Where to write; made if it does not exist. A save that is interrupted leaves the one before.

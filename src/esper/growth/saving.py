@@ -64,6 +64,7 @@ def describe(growth: "Growth") -> dict[str, Any]:
         "steps": growth.steps,
         "blend": growth.blend,
         "limits": {"max_growth": growth.max_growth, "max_parameters": growth.max_parameters},
+        "governed": growth.governed,
         "step_cost": growth.step_cost,
         "peaks": growth.peaks,
         "average": None if growth.average is None else float(growth.average),
@@ -180,9 +181,14 @@ def resume(
             limits["max_growth"],
             limits["max_parameters"],
             manifest["blend"],
+            manifest["governed"],
         )
-        growth.replay(manifest)
-        _load(folder, growth, tensors, manifest["optimizer"])
+        try:
+            growth.replay(manifest)
+            _load(folder, growth, tensors, manifest["optimizer"])
+        except Exception:
+            growth.uproot()
+            raise
     growth.attach(quiet=True)
     return growth
 
