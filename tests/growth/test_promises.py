@@ -192,3 +192,14 @@ def test_undo_restores_structure_and_optimizer(kind):
     assert torch.equal(bits(answer(kind, model)), bits(then))
     assert growth.depth == kind.chains
     train(kind, growth, 2, first=3)
+
+
+def test_a_model_that_is_moved_or_cast_in_mid_blend_blends_on(kind):
+    model, growth = made(kind)
+    train(kind, growth, 3)
+    growth.deepen()
+    model.double().float()
+    train(kind, growth, 2, first=3)
+    assert {round(float(twin._esper_alpha), 6) for birth in growth.births for twin in birth.twins} == {0.5}
+    train(kind, growth, 2, first=5)
+    assert not growth.is_blending

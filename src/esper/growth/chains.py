@@ -1,6 +1,6 @@
 """Find chains: runs of like blocks in `nn.ModuleList` and `nn.Sequential` that can be deepened by twins."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,8 +42,11 @@ class Refusal:
     reason: str
 
 
-def find_chains(model: nn.Module) -> tuple[list[Chain], list[Refusal]]:
-    """Find all runs of like blocks by their structure; `trace.verify` checks how the model calls them."""
+def find_chains(model: nn.Module, slots: Mapping[str, nn.Module] | None = None) -> tuple[list[Chain], list[Refusal]]:
+    """Find all runs of like blocks by their structure; `trace.verify` checks how the model calls them.
+
+    A chain with a slot inside its blocks is left alone: its copies would share the slot.
+    """
     chains: list[Chain] = []
     refusals: list[Refusal] = []
     seen: set[int] = set()
@@ -58,7 +61,10 @@ def find_chains(model: nn.Module) -> tuple[list[Chain], list[Refusal]]:
                 _add_runs(full, container, parent, chains, refusals, inside)
     if isinstance(model, nn.ModuleList | nn.Sequential):
         _add_runs("", model, model, chains, refusals, inside)
-    return chains, refusals
+    held = {id(module) for module in (slots or {}).values()}
+    taken = [c for c in chains if any(id(m) in held for block in c.blocks for m in block.modules())]
+    refusals += [Refusal(chain.name, "slots were named inside its blocks") for chain in taken]
+    return [chain for chain in chains if chain not in taken], refusals
 
 
 def _add_runs(

@@ -15,23 +15,38 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.leyline.errors import EsperError
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments of a model's forward pass."""
-
+"""Positional and keyword arguments of a model's forward pass, with `TensorSpec` in place of tensors."""
 
 MOST_SHAPES = 16
 """Different input shapes that are counted exactly; others are estimated from the number of their elements."""
 
 
+class TensorSpec:
+    """What the cost of a call depends on: an input without its memory, which belongs to the user."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.shape, self.stride, self.dtype, self.device = tuple(x.shape), x.stride(), x.dtype, x.device
+
+    def fake(self) -> Tensor:
+        """Return a tensor of this kind, to be called in a `FakeTensorMode`."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+
 def as_call(example: Any) -> Call:
     """Return an example as positional and keyword arguments."""
     if isinstance(example, dict):
-        return (), example
-    return (tuple(example) if isinstance(example, tuple | list) else (example,)), {}
+        return remembered((), example)
+    return remembered(tuple(example) if isinstance(example, tuple | list) else (example,), {})
+
+
+def remembered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """Describe the arguments of a call."""
+    return tree_map(lambda x: TensorSpec(x) if isinstance(x, Tensor) else x, (args, kwargs))
 
 
 def signature(call: Call) -> tuple[Any, ...]:
-    """Return what the cost of a call depends on: the shapes of its tensors."""
-    return tuple(tuple(x.shape) if isinstance(x, Tensor) else None for x in tree_leaves(call))
+    """Return the shapes of the tensors of a call."""
+    return tuple(x.shape if isinstance(x, TensorSpec) else None for x in tree_leaves(call))
 
 
 @contextmanager
@@ -56,9 +71,9 @@ def fake_tensors(model: nn.Module, mode: FakeTensorMode) -> Iterator[list[Tensor
             store[name] = tensor
 
 
-def fake_call(call: Call, mode: FakeTensorMode) -> Call:
-    """Return a call with fake tensors in place of real ones."""
-    return tree_map(lambda x: mode.from_tensor(x.detach()) if isinstance(x, Tensor) else x, call)
+def fake_call(call: Call) -> Call:
+    """Return a call with fake tensors, in a `FakeTensorMode`."""
+    return tree_map(lambda x: x.fake() if isinstance(x, TensorSpec) else x, call)
 
 
 def step_flops(model: nn.Module, call: Call) -> int:
@@ -70,7 +85,7 @@ def step_flops(model: nn.Module, call: Call) -> int:
     model.train()
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad(), fake_tensors(model, mode) as own:
-            args, kwargs = fake_call(call, mode)
+            args, kwargs = fake_call(call)
             with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
                 output = model(*args, **kwargs)
                 outputs = [x for x in tree_leaves(_plain(output)) if isinstance(x, Tensor) and x.requires_grad]
@@ -95,15 +110,25 @@ class Meter:
         self.calls: list[Call] = []
         """Training calls since the last optimizer step; several with gradient accumulation."""
         self.step_cost = 0
+        self._evaluations: list[Call] | None = None
         self._last: tuple[Call, int] | None = None
         self._costs: dict[tuple[Any, ...], int] = {}
 
+    @property
+    def example(self) -> Call:
+        """The latest call."""
+        assert self._last is not None
+        return self._last[0]
+
     def listen(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note a call of the model; a forward pre-hook."""
-        if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()):
+        if torch.compiler.is_compiling():
             return
-        if not any(isinstance(x, FakeTensor) for x in tree_leaves((args, kwargs))):  # a count, not a training step
-            self.calls.append((args, kwargs))
+        if module.training and torch.is_grad_enabled():
+            if not any(isinstance(x, FakeTensor) for x in tree_leaves((args, kwargs))):  # a count, not a training step
+                self.calls.append(remembered(args, kwargs))
+        elif self._evaluations is not None:
+            self._evaluations.append(remembered(args, kwargs))
 
     def set(self, call: Call) -> None:
         """Take one call of this kind as an optimizer step."""
@@ -121,6 +146,17 @@ class Meter:
         if not self.step_cost:
             raise EsperError("the model was not called in training mode before step: pass example= to grow")
         return self.step_cost
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Note the evaluation passes in the block, to be charged."""
+        self._evaluations = []
+        yield
+
+    def charge_evaluation(self) -> int:
+        """Return the operations of the evaluation that was noted; a forward pass is a third of a training pass."""
+        calls, self._evaluations = self._evaluations or [], None
+        return sum(map(self._cost, calls)) // 3
 
     def recount(self) -> None:
         """Count a step again after the structure has changed."""

@@ -1,44 +1,43 @@
 """Grow a user's own model while it trains.
 
 A *chain* of like blocks is deepened by *twins*: a copy of a block, with its optimizer state, is planted behind it and
-blended in, out = x + alpha * (twin(x) - x), from alpha 0 to 1. Compute is the clock: every step is charged with the
-operations that it takes, and the run ends when its budget is spent.
+blended in, out = x + alpha * (twin(x) - x), from alpha 0 to 1. *Seeds*, small new modules, are planted in *slots*
+behind modules that the user names. Compute is the clock: every step is charged with the operations that it takes, and
+the run ends when its budget is spent.
 """
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from esper.growth import captures, finishing, reports
+from esper.growth.captures import Capture
 from esper.growth.chains import Chain, Refusal, find_chains
 from esper.growth.compute import Call, Meter, as_call
 from esper.growth.distributed import SharedGradients, is_distributed
+from esper.growth.garden import Garden, SeedChange
 from esper.growth.optimizers import check_optimizer, join_as_copies, leave, rename_groups
-from esper.growth.policies import Deepen, Policy, named_policy
-from esper.growth.records import Birth, Event
+from esper.growth.policies import Action, Deepen, GrowthPolicy, SlotAction, named_policy
+from esper.growth.preview import Preview, preview_of
+from esper.growth.records import Birth, Event, GrowthConfig, Measurement
 from esper.growth.saving import save
-from esper.growth.snapshots import Snapshot
+from esper.growth.slots import Planted
 from esper.growth.trace import verify
-from esper.growth.twins import arrange, attach, copy_block, detach, settle
+from esper.growth.twins import arrange, attach, copy_block, detach, set_alpha, settle
+from esper.growth.watch import READ_EVERY, Watch, agreed
 from esper.growth.wrappers import GROWN, unwrapped
 from esper.leyline.errors import EsperError
 
 BLEND = 0.03
 """Default length of a blend, as a share of the steps that the budget would pay for at the initial size."""
-READ_EVERY = 10
-"""Steps between two reads of the loss from a GPU; on a CPU it is looked at every step."""
-AVERAGE = 0.05
-"""Weight of the newest loss in its average."""
-DIVERGED = 2.0
-"""Times the average loss before a birth at which training counts as diverged."""
-WATCHED = 2
-"""Times the length of a blend for which a birth is watched."""
+POINTS = 400
+"""Measurements of a whole run that are kept for curves, about."""
 
 
 def grow(
@@ -47,28 +46,33 @@ def grow(
     *,
     total: int | None = None,
     flops: float | None = None,
-    policy: str | Policy = "doubling",
-    max_growth: float = 4.0,
-    max_parameters: int | None = None,
-    blend: int | None = None,
-    governed: bool = True,
+    epochs: float | None = None,
+    steps_per_epoch: int | None = None,
+    policy: str | Path | GrowthPolicy | None = None,
+    slots: str | Sequence[str] = (),
+    evaluate: Callable[[], float] | None = None,
     example: Any = None,
+    **options: Any,
 ) -> "Growth":
     """Attach growth to a model and its optimizer; both stay the user's own objects.
 
     Args:
-        model: Any module with a chain of like blocks.
+        model: Any module with a chain of like blocks, or with slots that you name.
         optimizer: The optimizer that trains it. New parameters join its existing groups.
         total: Budget in optimizer steps at the model's present size.
         flops: Budget in floating-point operations, instead of `total`.
-        policy: When and what to grow: "doubling", "plateau", or a function from a `Growth` to actions.
-        max_growth: Largest number of blocks of a chain, as a multiple of what it began with.
-        max_parameters: Largest number of parameters of the whole model.
-        blend: Optimizer steps over which a twin is blended in; 3 % of the budget's steps by default.
-        governed: Roll back to before a birth if the loss diverges or is not finite soon after it. Keeps a copy of the
-            model and its optimizer state in memory while a birth is watched.
-        example: Inputs of the model, to check its chains at once: a tensor, a tuple of positional or a dictionary of
-            keyword arguments. Without one, the first training step serves as the example.
+        epochs: Budget in passes over the data at the present size, instead of `total`; needs `steps_per_epoch`.
+        steps_per_epoch: Optimizer steps in an epoch, usually `len(loader)`.
+        policy: When and what to grow. For chains "doubling" (the default), "plateau" or "probe"; for slots "heuristic"
+            (the default if slots are named) or "learned", the controller that ships with Esper; a plan as a JSON file;
+            a policy of fleets; or a function from a `Growth` to actions.
+        slots: Modules behind which seeds can be planted: exact names, ends of names, or regular expressions.
+        evaluate: A function that returns a validation loss, lower is better. It is called 25 times in the budget, with
+            the model in evaluation mode and without gradients. "heuristic" and "learned" need it.
+        example: Inputs of the model, to check it at once: a tensor, a tuple of positional or a dictionary of keyword
+            arguments. Without one, the first training step serves as the example.
+        **options: Further fields of `esper.growth.GrowthConfig`: max_growth (4), max_parameters, blend, governed,
+            decisions, price, seeds, stream, rng_seed.
 
     Returns:
         The growth: call its `step` after every optimizer step.
@@ -77,7 +81,7 @@ def grow(
         EsperError: If the model or the optimizer cannot be grown. Nothing has been changed then.
 
     Example:
-        >>> growth = esper.growth.grow(model, optimizer, total=4500)
+        >>> growth = esper.grow(model, optimizer, total=4500)
         >>> for x, y in batches:
         ...     loss = F.cross_entropy(model(x), y)
         ...     loss.backward(); optimizer.step(); optimizer.zero_grad()
@@ -86,16 +90,13 @@ def grow(
         ...         break
         >>> model = growth.finish()
     """
-    if (total is None) == (flops is None):
-        raise EsperError("give either total (optimizer steps at the present size) or flops")
-    if not (total or flops or 0) > 0:
-        raise EsperError(f"the budget must be positive, not {total if flops is None else flops}")
-    if not max_growth >= 1:
-        raise EsperError(f"max_growth must be at least 1, not {max_growth}")
+    patterns = (slots,) if isinstance(slots, str) else tuple(slots)
+    config = config_of(total, flops, epochs, steps_per_epoch, slots=patterns, **options)
     inner = unwrapped(model)
     check_optimizer(optimizer, inner)
-    growth = Growth(inner, optimizer, total, flops, named_policy(policy), max_growth, max_parameters, blend, governed)
-    if not growth.chains:
+    chosen = named_policy(("heuristic" if patterns else "doubling") if policy is None else policy)
+    growth = Growth(inner, optimizer, chosen, config, evaluate)
+    if not growth.chains and not patterns:
         raise EsperError(_nothing_to_grow(growth.refusals))
     if example is not None:
         growth.see(as_call(example))
@@ -103,18 +104,29 @@ def grow(
     return growth
 
 
+def config_of(
+    total: int | None, flops: float | None, epochs: float | None, steps_per_epoch: int | None, **options: Any
+) -> GrowthConfig:
+    """Return the options of a growth, with a budget in epochs turned into steps."""
+    if epochs is not None:
+        if steps_per_epoch is None or steps_per_epoch < 1:
+            raise EsperError("epochs needs steps_per_epoch, the optimizer steps in an epoch, usually len(loader)")
+        if total is not None:
+            raise EsperError("give one budget: total (optimizer steps at the present size), flops, or epochs")
+        total = round(epochs * steps_per_epoch)
+    if isinstance(options.get("seeds"), str):
+        options["seeds"] = (options["seeds"],)
+    if "seeds" in options:
+        options["seeds"] = tuple(options["seeds"])
+    try:
+        return GrowthConfig(total=total, flops=flops, **options)
+    except TypeError as error:
+        raise EsperError(f"grow takes no such option: {str(error).partition('argument ')[2] or error}") from None
+
+
 def base_of(model: nn.Module) -> dict[str, list[int]]:
     """Return the shapes of a model's tensors: what its constructor makes."""
     return {name: list(x.shape) for name, x in model.state_dict().items() if isinstance(x, Tensor)}
-
-
-def agreed(value: Tensor, largest: bool = False) -> float:
-    """Read a number from its device; the mean, or the largest, over all processes of a distributed run."""
-    if is_distributed():
-        value = value.clone()
-        dist.all_reduce(value, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
-        value = value if largest else value / dist.get_world_size()
-    return float(value)
 
 
 class Growth:
@@ -123,41 +135,44 @@ class Growth:
     Attributes:
         model: The user's model, changed in place.
         chains: The runs of blocks that are deepened.
+        slots: The places in which seeds are planted.
         log: What happened when, at which loss, operations and parameters.
+        history: The loss against operations and parameters, for curves.
     """
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        total: int | None,
-        flops: float | None,
-        policy: Policy,
-        max_growth: float,
-        max_parameters: int | None,
-        blend: int | None,
-        governed: bool,
+        policy: GrowthPolicy,
+        config: GrowthConfig,
+        evaluate: Callable[[], float] | None = None,
     ) -> None:
-        self.model, self.optimizer, self.policy = model, optimizer, policy
-        self.total, self.budget = total, flops
-        self.max_growth, self.max_parameters = max_growth, max_parameters
-        self.blend, self.governed = blend, governed
-        self.chains, self.refusals = find_chains(model)
+        self.model, self.optimizer, self.policy, self.config = model, optimizer, policy, config
+        self.evaluate = evaluate
+        self.budget, self.blend = config.flops, config.blend
+        self.slots = Garden(model, config)
+        self.chains, self.refusals = find_chains(model, self.slots.modules)
         self.started_with = {chain.name: len(chain.blocks) for chain in self.chains}
-        self.births: list[Birth] = []
-        self.log: list[Event] = []
+        self.num_initial = sum(p.numel() for p in model.parameters())
         self.base = base_of(model)
-        self.shared = SharedGradients()
-        self.steps, self.spent, self.is_finished = 0, 0, False
+        self.births: list[Birth] = []
+        self.changes: list[Birth | SeedChange] = []
+        """Structural changes that `undo` can take back, the latest last."""
+        self.held: dict[str, Capture] = {}
+        """Captures that a policy goes back to; saved with the growth."""
+        self.log: list[Event] = []
+        self.history: list[Measurement] = []
+        self.shared, self.watch, self.meter = SharedGradients(), Watch(), Meter(model)
+        self.steps, self.spent, self.decision, self.is_finished = 0, 0, 0, False
+        self.decides_now = False
+        """Whether the present step begins a new decision: one of `decisions` equal shares of the budget."""
         self.peaks = [group["lr"] for group in optimizer.param_groups]
         self.loss: Tensor | None = None
-        self.average: Tensor | None = None
-        """Exponential average of the training loss, on its device."""
         self.metric: float | None = None
-        self._worst: Tensor | None = None
-        self.meter = Meter(model)
+        """The latest validation metric, lower is better."""
         self._handle: Any = None
-        self._verified = False
+        self._is_checked = False
 
     @property
     def progress(self) -> float:
@@ -181,6 +196,7 @@ class Growth:
 
     @property
     def num_parameters(self) -> int:
+        """Parameters of the model, with all it has grown."""
         return sum(p.numel() for p in self.model.parameters())
 
     @property
@@ -188,29 +204,48 @@ class Growth:
         """Whether some twin has not reached alpha 1 yet."""
         return any(not birth.done for birth in self.births)
 
+    @property
+    def average(self) -> Tensor | None:
+        """Exponential average of the training loss, on its device."""
+        return self.watch.average
+
     def attach(self, quiet: bool = False) -> None:
         """Listen to the inputs of the model; done by `grow` and `resume`."""
         object.__setattr__(self.model, GROWN, self)
         self._handle = self.model.register_forward_pre_hook(self.meter.listen, with_kwargs=True)
         if not quiet:
-            self._note("attach")
+            self.note("attach")
 
     def see(self, call: Call) -> None:
-        """Check the chains against real inputs, and set the budget from the cost of a step."""
-        self.chains, refused = verify(self.model, self.chains, call)
-        self.refusals += refused
-        if not self.chains:
-            raise EsperError(_nothing_to_grow(self.refusals))
-        self._verified = True
+        """Check chains and slots against real inputs, and set the budget from the cost of a step."""
+        chains, refused = verify(self.model, self.chains, call)
+        if not chains and not len(self.slots):
+            raise EsperError(_nothing_to_grow([*self.refusals, *refused]))
+        self.slots.see(self.model, call)
+        self.chains, self.refusals = chains, [*self.refusals, *refused]
+        self._is_checked = True
         self.meter.set(call)
-        if self.budget is None:
-            assert self.total is not None
-            self.budget = self.total * self.step_cost
-        if self.blend is None:
+        self._set_budget()
+
+    def _set_budget(self) -> None:
+        """Set a budget that is given in steps, and the default length of a blend, from the cost of a step."""
+        if self.config.total is not None:
+            self.budget = self.config.total * self.step_cost
+        assert self.budget is not None
+        if self.config.blend is None:
             self.blend = max(1, round(BLEND * self.budget / max(self.step_cost, 1)))
 
+    def preview(self) -> Preview:
+        """Show what would be grown, with shapes, parameters and operations, and why other parts would not.
+
+        Raises:
+            EsperError: If the model has not been seen in training yet and `grow` was given no example.
+        """
+        self._require_check("previewed")
+        return preview_of(self.model, self.meter.example, self.slots, self.chains, self.refusals)
+
     def step(self, loss: Tensor | float | None = None) -> None:
-        """Charge a training step, move blending twins on, and let the policy decide. Call it after `optimizer.step()`.
+        """Charge a training step, move blends on, and let the policy decide. Call it after `optimizer.step()`.
 
         Args:
             loss: The training loss of the step. Policies that look at it need it; it is not read back from the device
@@ -224,16 +259,58 @@ class Growth:
         if self.done:
             raise EsperError("the budget is spent: stop when growth.done is true")
         self.loss = loss.detach() if isinstance(loss, Tensor) else None if loss is None else torch.tensor(float(loss))
-        if self.meter.calls and not self._verified:
+        if self.meter.calls and not self._is_checked:
             self.see(self.meter.calls[0])
-        self.spent += self.meter.charge()
+        cost = self.meter.charge()
+        if self.steps == 0 and not self.changes:  # an example is one call of any size; a step may make several
+            self._set_budget()
+        self.spent += cost
         self.steps += 1
         self._remember_rates()
         self._move_blends()
-        self._watch()
+        worst = None if self.loss is None else self.watch.see(self.loss, self.steps)
+        if worst is not None:
+            self._roll_back(worst)
         if not self.done:
-            for action in _listed(self.policy(self)):
-                self.apply(action)
+            self._decide()
+        self._measure()
+
+    def _decide(self) -> None:
+        """Let the policy act. At every new decision the model is evaluated first, and slots move on after."""
+        self.decides_now = self.progress * self.config.decisions >= self.decision
+        if self.decides_now:
+            self.decision = int(self.progress * self.config.decisions) + 1
+            if self.evaluate is not None:
+                self.metric = self._evaluated()
+        for action in _listed(self.policy(self)):
+            self.apply(action)
+        if self.decides_now and len(self.slots):
+            self.slots.tick(self)
+
+    @torch.no_grad()
+    def _evaluated(self) -> float:
+        assert self.evaluate is not None
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.model.eval()
+        try:
+            value = torch.as_tensor(self.evaluate(), dtype=torch.float64)
+        finally:
+            for module, training in modes:
+                module.training = training
+        if value.numel() != 1 or not bool(value.isfinite()):
+            raise EsperError(f"evaluate must return one finite number, a validation loss, not {value.tolist()}")
+        return float(agreed(value))
+
+    def metric_without(self, planted: Planted) -> float:
+        """Evaluate the model with one seed silent. The evaluation is charged."""
+        alpha = float(planted.alpha)
+        planted.set_alpha(0.0)
+        try:
+            with self.meter.evaluation():
+                return self._evaluated()
+        finally:
+            planted.set_alpha(alpha)
+            self.spent += self.meter.charge_evaluation()
 
     def report(self, metric: float) -> None:
         """Tell the policy a validation metric, lower is better; it is preferred to the training loss.
@@ -241,6 +318,8 @@ class Growth:
         Args:
             metric: For example the validation loss, or the error rate.
         """
+        if not math.isfinite(metric):
+            raise EsperError(f"metric must be a finite number, not {metric}")
         self.metric = float(metric)
 
     def measure(self) -> float | None:
@@ -252,67 +331,69 @@ class Growth:
             return self.metric
         if self.average is None or self.steps % READ_EVERY:
             return None
-        return agreed(self.average)
+        return float(agreed(self.average))
 
-    def _watch(self) -> None:
-        """Keep the average of the loss; roll back if it diverges soon after a birth, and raise if it is not finite."""
-        if self.loss is None:
-            return
-        loss = self.loss.float()
-        self._worst = loss if self._worst is None else torch.maximum(self._worst, loss)
-        due = self.steps % READ_EVERY == 0 or loss.device.type == "cpu"
-        worst = agreed(self._worst, largest=True) if due else 0.0
-        self._worst = None if due else self._worst
-        watched = next((birth for birth in reversed(self.births) if birth.snapshot is not None), None)
-        if not math.isfinite(worst) or (watched is not None and worst > DIVERGED * watched.usual):
-            if watched is None:
-                raise EsperError(
-                    f"the loss is not finite at step {self.steps}: lower the learning rate or check the data"
-                )
-            self._roll_back(watched, worst)
-            return
-        self.average = loss if self.average is None else torch.lerp(self.average.to(loss.device), loss, AVERAGE)
-        if watched is not None and self.steps - watched.step >= WATCHED * watched.blend:
-            watched.snapshot = None
+    def judge(self) -> float:
+        """Return how good the model is now, lower is better: evaluated, else the average training loss.
 
-    def _roll_back(self, birth: Birth, worst: float) -> None:
-        snapshot = birth.snapshot
-        assert snapshot is not None
-        while birth in self.births:
-            self._remove(self.births[-1])
-        snapshot.restore(self.chains, self.optimizer)
-        rename_groups(self.optimizer, self.model)
-        self._note("rollback", f"{birth.chain.name}: loss {worst:.3g} after a birth at {birth.usual:.3g}")
+        Raises:
+            EsperError: If there is neither `evaluate` nor a training loss.
+        """
+        if self.evaluate is not None:
+            return self._evaluated()
+        if self.average is None:
+            raise EsperError("this policy compares losses: pass the loss to growth.step, or evaluate= to grow")
+        return float(agreed(self.average))
+
+    def _measure(self) -> None:
+        """Keep a point of the curves, about 400 in a run."""
+        last = self.history[-1].flops if self.history else -math.inf
+        if self.budget is None or (self.spent - last < self.budget / POINTS and not self.done):
+            return
+        average = None if self.average is None else float(agreed(self.average))
+        metric = self.metric if self.decides_now else None
+        self.history.append(Measurement(self.steps, self.spent, self.num_parameters, average, metric))
+
+    def _roll_back(self, worst: float) -> None:
+        if self.watch.before is None:
+            raise EsperError(f"the loss is not finite at step {self.steps}: lower the learning rate or check the data")
+        usual = self.watch.usual
+        captures.restore(self, self.watch.before)
+        self.watch.end()
+        self.note("rollback", f"loss {worst:.3g} after a birth at {usual:.3g}")
 
     def _move_blends(self) -> None:
         for birth in self.births:
             if not birth.done:
                 alpha = min(1.0, (self.steps - birth.step) / birth.blend)
-                birth.alpha.fill_(alpha)
+                set_alpha(birth.twins, alpha)
                 if alpha >= 1:
                     self._settle(birth)
+        if len(self.slots):
+            self.slots.move(self)
 
     def _settle(self, birth: Birth, quiet: bool = False) -> None:
         for twin in birth.twins:
             settle(twin)
         birth.done = True
         if not quiet:
-            self._note("blended", birth.chain.name)
+            self.note("blended", birth.chain.name)
 
-    def apply(self, action: Deepen) -> bool:
-        """Carry out an action of a policy, as far as the limits allow.
+    def apply(self, action: Action) -> bool:
+        """Carry out an action, as far as it is legal and the limits allow.
 
         Returns:
-            Whether anything was grown.
+            Whether anything was changed.
         """
-        if not self._verified:
-            raise EsperError("the chains are not checked yet: pass example= to grow, or make a training step first")
+        self._require_check("grown")
+        if isinstance(action, SlotAction):
+            return self._use_slot(action)
         chosen = [chain for chain in self.chains if action.chain in (None, chain.name)]
-        if not chosen:
-            names = ", ".join(chain.name for chain in self.chains)
+        if not chosen and action.chain is not None:
+            names = ", ".join(chain.name for chain in self.chains) or "none"
             raise EsperError(f"there is no chain {action.chain!r}: choose from {names}")
-        grown = [chain for chain in chosen if self._deepen(chain, action.times)]
-        return bool(grown)
+        grown = [self._deepen(chain, action.times) for chain in chosen]
+        return any(grown)
 
     def deepen(self, chain: str | None = None, times: int = 2) -> bool:
         """Plant twins behind every block of a chain, or of all chains.
@@ -320,15 +401,60 @@ class Growth:
         Args:
             chain: Name of a chain; all of them by default.
             times: How many times as many blocks the chain will have.
+
+        Returns:
+            Whether anything was grown.
         """
         return self.apply(Deepen(chain, times))
 
+    def plant(self, slot: str, seed: str, **choices: Any) -> bool:
+        """Plant a seed in a slot and blend it in.
+
+        Args:
+            slot: Name of the slot.
+            seed: Name of a blueprint.
+            **choices: Choices of other heads, such as `style="gate"`, `tempo=5` or `alpha_target=0.5`.
+
+        Returns:
+            Whether it was planted: not if the slot holds a seed, or the limit of parameters would be exceeded.
+        """
+        return self.apply(SlotAction("GERMINATE", {"slot": slot, "blueprint": seed, **choices}))
+
+    def prune(self, slot: str) -> bool:
+        """Fade a seed out and remove it; it must be three decisions old.
+
+        Args:
+            slot: Name of the slot.
+
+        Returns:
+            Whether it is pruned.
+        """
+        return self.apply(SlotAction("PRUNE", {"slot": slot}))
+
     def room(self, chain: Chain) -> int:
         """Return how many blocks a chain may still get under the limits."""
-        most = int(self.max_growth * self.started_with[chain.name] + 1e-9) - len(chain.blocks)
-        if self.max_parameters is not None:
-            most = min(most, (self.max_parameters - self.num_parameters) // max(chain.num_parameters, 1))
+        most = int(self.config.max_growth * self.started_with[chain.name] + 1e-9) - len(chain.blocks)
+        if self.config.max_parameters is not None:
+            spare = self.config.max_parameters - self.num_parameters
+            most = min(most, spare // max(chain.num_parameters, 1))
         return max(most, 0)
+
+    def _use_slot(self, action: SlotAction) -> bool:
+        if self.slots.space is None:
+            raise EsperError("the model has no slots: name modules in slots= of grow")
+        indices = self.slots.space.action(action.op, **action.choices)
+        planting = action.op == "GERMINATE"
+        if planting and self.config.max_parameters is not None:
+            size = self.slots.size_of(indices)
+            if self.num_parameters + size > self.config.max_parameters:
+                return False
+        before = self._before_birth() if planting else None
+        if not self.slots.act(self, indices):
+            return False
+        if planting:
+            assert self.blend is not None
+            self.watch.begin(before, self.steps, self.blend)
+        return True
 
     def _deepen(self, chain: Chain, times: int) -> bool:
         wanted = len(chain.blocks) * (times - 1)
@@ -336,22 +462,25 @@ class Growth:
         if count < 1 or any(not birth.done and birth.chain is chain for birth in self.births):
             return False
         self._warn_if_decayed()
-        counts = [
-            (i + 1) * count // len(chain.blocks) - i * count // len(chain.blocks) for i in range(len(chain.blocks))
-        ]
-        snapshot = Snapshot.take(self.model, self.chains, self.optimizer) if self.governed else None
+        ends = [(i + 1) * count // len(chain.blocks) for i in range(len(chain.blocks))]
+        counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        before = self._before_birth()
         assert self.blend is not None
-        birth = self._plant(chain, counts, self.steps, self.blend)
-        birth.snapshot = snapshot
-        birth.usual = math.inf if self.average is None else agreed(self.average)
-        self.meter.recount()
-        self._note("deepen", f"{chain.name}: {len(birth.before)} to {len(chain.blocks)} blocks")
+        birth = self.plant_twins(chain, counts, self.steps, self.blend)
+        self.watch.begin(before, self.steps, self.blend)
+        self.note("deepen", f"{chain.name}: {len(birth.before)} to {len(chain.blocks)} blocks")
         return True
 
-    def _plant(self, chain: Chain, counts: Sequence[int], step: int, blend: int) -> Birth:
+    def _before_birth(self) -> Capture | None:
+        """Capture the model as it is, unless a birth of the same step has done so."""
+        if not self.config.governed or (self.watch.before is not None and self.watch.since == self.steps):
+            return None
+        return self.capture()
+
+    def plant_twins(self, chain: Chain, counts: Sequence[int], step: int, blend: int, done: bool = False) -> Birth:
         """Plant twins behind the blocks of a chain, silent, with copies of the optimizer's state."""
         self._detach_done()
-        before, alpha = chain.blocks, self._silence(chain)
+        before, alpha = chain.blocks, _silence(chain)
         blocks: list[nn.Module] = []
         twins: list[nn.Module] = []
         copies: dict[nn.Parameter, nn.Parameter] = {}
@@ -367,38 +496,49 @@ class Growth:
         for twin in twins:
             attach(twin, alpha)
         arrange(chain, blocks)
-        rename_groups(self.optimizer, self.model)
-        birth = Birth(chain, twins, before, list(counts), list(copies), alpha, step, blend)
+        birth = Birth(chain, twins, before, list(counts), list(copies), step, blend)
         self.births.append(birth)
-        if is_distributed():
-            self.shared.add(birth.parameters)
+        self.changes.append(birth)
+        self.structure_changed(joined=birth.parameters)
+        if done:
+            self._settle(birth, quiet=True)
+        else:
+            set_alpha(twins, min(1.0, (self.steps - step) / blend))
         return birth
+
+    def structure_changed(self, joined: Iterable[nn.Parameter] = (), left: Iterable[nn.Parameter] = ()) -> None:
+        """Keep everything that depends on the model's structure right: names, shared gradients, costs."""
+        self.shared.remove(left)
+        if is_distributed():
+            self.shared.add(joined)
+        rename_groups(self.optimizer, self.model)
+        self.meter.recount()
 
     def _detach_done(self) -> None:
         """Make twins that are blended in plain blocks."""
         for twin in (twin for birth in self.births if birth.done for twin in birth.twins):
             detach(twin)
 
-    def replay(self, manifest: dict[str, Any]) -> None:
-        """Regrow the structure of a saved growth, and take over its counters; done by `resume`."""
+    def take_over(self, manifest: dict[str, Any], parts: dict[str, Capture]) -> None:
+        """Take over the counters, the policy's captures and the records of a saved growth; done by `resume`."""
         chains = {chain.name: chain for chain in self.chains}
         self.chains = [chains[name] for name in manifest["chains"]]
-        for saved in manifest["births"]:
-            birth = self._plant(chains[saved["chain"]], saved["counts"], saved["step"], saved["blend"])
-            if saved["done"]:
-                self._settle(birth, quiet=True)
-            else:
-                birth.alpha.fill_(min(1.0, (manifest["steps"] - birth.step) / birth.blend))
         self.meter.step_cost = manifest["step_cost"]
-        for name in ("spent", "steps", "peaks"):
+        for name in ("budget", "blend", "spent", "steps", "decision", "peaks", "metric"):
             setattr(self, name, manifest[name])
-        self.average = None if manifest["average"] is None else torch.tensor(manifest["average"])
+        self.watch.load(manifest["watch"], parts.get("watch"))
+        self.held = {name: part for name, part in parts.items() if name not in ("now", "watch")}
         self.log = [Event(**event) for event in manifest["log"]]
-        self._verified = True
+        self.history = [Measurement(**point) for point in manifest["history"]]
+        self._is_checked = self.step_cost > 0
 
-    def _silence(self, chain: Chain) -> Tensor:
-        like = next(chain.blocks[0].parameters())
-        return torch.zeros((), dtype=torch.float32, device=like.device)
+    def capture(self) -> Capture:
+        """Copy the model, its structure and its optimizer, to go back to with `restore`."""
+        return captures.capture(self)
+
+    def restore(self, then: Capture) -> None:
+        """Go back to a capture. Compute that was spent since stays spent."""
+        captures.restore(self, then)
 
     def _remember_rates(self) -> None:
         """Keep the highest learning rate of every group. Rates that are tensors are not read."""
@@ -420,26 +560,31 @@ class Growth:
         Raises:
             EsperError: If nothing has been grown.
         """
-        if not self.births:
+        if not self.changes:
             raise EsperError("there is nothing to undo: nothing has been grown")
-        birth = self.births[-1]
-        self._remove(birth)
-        self._note("undo", birth.chain.name)
+        change = self.changes.pop()
+        self.watch.end()
+        if isinstance(change, Birth):
+            self._remove(change)
+            self.note("undo", change.chain.name)
+        else:
+            self.slots.undo(self, change)
+            self.note("undo", self.slots.places[change.slot].spec.name)
 
     def _remove(self, birth: Birth) -> None:
         for twin in birth.twins:
             detach(twin)
         leave(self.optimizer, birth.parameters)
-        self.shared.remove(birth.parameters)
         arrange(birth.chain, birth.before)
-        rename_groups(self.optimizer, self.model)
         self.births.remove(birth)
-        self.meter.recount()
+        self.structure_changed(left=birth.parameters)
 
     def uproot(self) -> None:
         """Remove everything that has been planted."""
+        self.slots.clear(self)
         while self.births:
             self._remove(self.births[-1])
+        self.changes.clear()
 
     def save(self, folder: str | Path) -> None:
         """Write model, optimizer and structure into a folder, from which `resume` continues identically.
@@ -452,35 +597,72 @@ class Growth:
     def finish(self) -> nn.Module:
         """Return the user's model with all blocks it has grown, without hooks or anything else of Esper.
 
-        A twin that is still being blended is kept at its full weight.
+        A twin that is still being blended is kept at its full weight. A seed is folded into the layer before it where
+        that is possible, and otherwise becomes a plain module behind it.
         """
+        if self.is_finished:
+            return self.model
         for birth in self.births:
             if not birth.done:
-                birth.alpha.fill_(1.0)
+                set_alpha(birth.twins, 1.0)
                 self._settle(birth)
         self._detach_done()
+        finishing.fold_seeds(self.model, self.optimizer, self.slots.places)
         if self._handle is not None:
             self._handle.remove()
         self.shared.remove(list(self.shared.parameters))
         self.model.__dict__.pop(GROWN, None)
-        if not self.is_finished:
-            self._note("finish")
+        rename_groups(self.optimizer, self.model)
+        self.watch.end()
+        self.held.clear()
+        self.note("finish")
         self.is_finished = True
         return self.model
 
-    def _note(self, kind: str, detail: str = "") -> None:
+    def plot(self, path: str | Path) -> None:
+        """Draw loss and parameters against compute, with every birth marked; needs the extra `plot`.
+
+        Args:
+            path: Where to write the picture; its ending (.png, .svg, .pdf) decides the format.
+        """
+        reports.plot(self, path)
+
+    def report_html(self, path: str | Path) -> None:
+        """Write a page with the picture and what happened when; one file, needs the extra `plot`.
+
+        Args:
+            path: Where to write the page.
+        """
+        reports.write_page(self, path)
+
+    def _require_check(self, what: str) -> None:
+        if not self._is_checked:
+            raise EsperError(
+                f"the model cannot be {what} before it is checked: pass example= to grow, or make a training step first"
+            )
+
+    def note(self, kind: str, detail: str = "") -> None:
+        """Write an event to the log."""
         loss = None if self.loss is None else float(self.loss)
         depth, parameters = dict(self.depth), self.num_parameters
         self.log.append(Event(kind, self.steps, self.progress, self.spent, parameters, loss, depth, detail))
 
 
-def _listed(actions: Deepen | Iterable[Deepen] | None) -> Sequence[Deepen]:
+def _silence(chain: Chain) -> Tensor:
+    like = next(chain.blocks[0].parameters())
+    return torch.zeros((), dtype=torch.float32, device=like.device)
+
+
+def _listed(actions: Action | Iterable[Action] | None) -> Sequence[Action]:
     if actions is None:
         return ()
-    return (actions,) if isinstance(actions, Deepen) else tuple(actions)
+    return (actions,) if isinstance(actions, Deepen | SlotAction) else tuple(actions)
 
 
 def _nothing_to_grow(refusals: Sequence[Refusal]) -> str:
     reasons = "; ".join(f"{refusal.name}: {refusal.reason}" for refusal in refusals)
     found = f" ({reasons})" if reasons else ""
-    return f"the model has no chain of like blocks in an nn.ModuleList or nn.Sequential to deepen{found}"
+    return (
+        f"the model has no chain of like blocks in an nn.ModuleList or nn.Sequential to deepen{found}: name places for"
+        " new modules with slots="
+    )

@@ -1,7 +1,8 @@
 """Keep an optimizer true to a model that changes: new parameters join existing groups, removed ones leave no trace."""
 
 import copy
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,10 +25,13 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
         raise EsperError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
     if isinstance(optimizer, REFUSED):
         raise EsperError(f"optimizer {type(optimizer).__name__} cannot be grown: it keeps one state for all parameters")
-    held = [id(p) for group in optimizer.param_groups for p in group["params"]]
-    missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in set(held)]
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
     if missing:
-        raise EsperError(f"optimizer lacks {len(missing)} trainable parameters of the model, first {missing[0]!r}")
+        raise EsperError(
+            f"optimizer lacks {len(missing)} trainable parameters of the model, first {missing[0]!r}: pass it all"
+            " parameters that train, and freeze the others with requires_grad_(False)"
+        )
 
 
 def group_of(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Any] | None:
@@ -47,8 +51,48 @@ def join_as_copies(optimizer: Optimizer, copies: Mapping[nn.Parameter, nn.Parame
         if group is None:  # frozen: not trained, and so neither is its copy
             continue
         group["params"].append(new)
-        if source in optimizer.state:
-            optimizer.state[new] = {name: copied(value) for name, value in optimizer.state[source].items()}
+        state = optimizer.state.get(source)
+        if state and _is_its_own(state, source):
+            optimizer.state[new] = {name: copied(value) for name, value in state.items()}
+        elif state:
+            warnings.warn(
+                f"{type(optimizer).__name__} keeps state that is not shaped like its parameter: copies of blocks start"
+                " with fresh state",
+                stacklevel=2,
+            )
+
+
+def _is_its_own(state: Mapping[str, Any], parameter: nn.Parameter) -> bool:
+    """Whether state can be copied: numbers, and tensors with the parameter's axes, each whole or reduced to 1."""
+    tensors = [value for value in state.values() if isinstance(value, Tensor)]
+    plain = all(isinstance(value, Tensor | int | float | bool | None) for value in state.values())
+    return plain and all(_fits(tensor, parameter) for tensor in tensors)
+
+
+def _fits(tensor: Tensor, parameter: nn.Parameter) -> bool:
+    if tensor.numel() == 1 or tensor.shape == parameter.shape:
+        return True
+    return tensor.ndim == parameter.ndim and all(
+        a in (1, b) for a, b in zip(tensor.shape, parameter.shape, strict=True)
+    )
+
+
+def join_beside(optimizer: Optimizer, new: Iterable[nn.Parameter], neighbours: Sequence[nn.Parameter]) -> None:
+    """Add parameters to the groups of their neighbours, matrices beside matrices and vectors beside vectors."""
+    trained = [p for p in neighbours if group_of(optimizer, p) is not None]
+    for parameter in new:
+        alike = [p for p in trained if (p.ndim > 1) == (parameter.ndim > 1)] or trained
+        group = group_of(optimizer, alike[0]) if alike else optimizer.param_groups[0]
+        assert group is not None
+        group["params"].append(parameter)
+
+
+def replace(optimizer: Optimizer, old: nn.Parameter, new: nn.Parameter, state: dict[str, Any]) -> None:
+    """Put a parameter in the place of another, with this state."""
+    for group in optimizer.param_groups:
+        group["params"][:] = [new if p is old else p for p in group["params"]]
+    if optimizer.state.pop(old, None) is not None:
+        optimizer.state[new] = state
 
 
 def copied(value: Any) -> Any:
@@ -71,3 +115,13 @@ def rename_groups(optimizer: Optimizer, model: nn.Module) -> None:
     for group in optimizer.param_groups:
         if "param_names" in group:
             group["param_names"] = [names.get(id(p), f"unnamed.{i}") for i, p in enumerate(group["params"])]
+
+
+def named(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    """Name all parameters of a model, and those that only its optimizer knows by their group and place."""
+    names = dict(model.named_parameters())
+    known = {id(p) for p in names.values()}
+    for g, group in enumerate(optimizer.param_groups):
+        others = [p for p in group["params"] if id(p) not in known]
+        names |= {f"outside/{g}/{i}": p for i, p in enumerate(others)}
+    return names

@@ -1,17 +1,18 @@
 """Save a growing model in the middle of a run, and resume it: the next step is identical."""
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from esper.leyline.errors import FileError
+from esper.growth.captures import Capture, capture, restore
+from esper.leyline.atomic import replace_file
+from esper.leyline.errors import EsperError, FileError
 from esper.leyline.tensor_files import parsing, read, write
 
 if TYPE_CHECKING:
@@ -25,97 +26,46 @@ MANIFEST = "growth.json"
 def save(growth: "Growth", folder: str | Path) -> None:
     """Write model, optimizer and structure into a folder. An interrupted save leaves the one before."""
     folder = Path(folder)
+    parts = {"now": capture(growth, copy=False), **growth.held}
+    if growth.watch.before is not None:
+        parts["watch"] = growth.watch.before
     manifest = describe(growth)
-    tensors = {f"model/{name}": x for name, x in growth.model.state_dict().items() if isinstance(x, Tensor)}
-    optimizer_tensors, manifest["optimizer"] = optimizer_state(growth.model, growth.optimizer)
+    manifest["captures"] = {name: part.manifest for name, part in parts.items()}
+    tensors = {f"{name}/{key}": x for name, part in parts.items() for key, x in part.tensors.items()}
     manifest["tensors"] = f"growth-{growth.steps:09d}.safetensors"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"cannot write {folder}: {error.strerror or error}") from error
-    write(folder / manifest["tensors"], FORMAT, tensors | optimizer_tensors, {"steps": growth.steps})
-    _write_json(folder / MANIFEST, manifest)
+    write(folder / manifest["tensors"], FORMAT, tensors, {"steps": growth.steps})
+    replace_file(folder / MANIFEST, json.dumps(manifest, indent=1))
     for old in folder.glob("growth-*.safetensors"):
         if old.name != manifest["tensors"]:
             old.unlink(missing_ok=True)
 
 
 def describe(growth: "Growth") -> dict[str, Any]:
-    """Return everything about a growth but tensors, as JSON."""
+    """Return what is known about a growth besides its captures, as JSON."""
     policy = growth.policy
-    births = [
-        {
-            "chain": birth.chain.name,
-            "before": len(birth.before),
-            "counts": birth.counts,
-            "step": birth.step,
-            "blend": birth.blend,
-            "done": birth.done,
-        }
-        for birth in growth.births
-    ]
     return {
         "version": VERSION,
         "class": type(growth.model).__qualname__,
         "base": growth.base,
+        "config": asdict(growth.config),
         "budget": growth.budget,
-        "total": growth.total,
+        "blend": growth.blend,
         "spent": growth.spent,
         "steps": growth.steps,
-        "blend": growth.blend,
-        "limits": {"max_growth": growth.max_growth, "max_parameters": growth.max_parameters},
-        "governed": growth.governed,
+        "decision": growth.decision,
         "step_cost": growth.step_cost,
         "peaks": growth.peaks,
-        "average": None if growth.average is None else float(growth.average),
+        "metric": growth.metric,
+        "watch": growth.watch.describe(),
         "chains": [chain.name for chain in growth.chains],
         "policy": {"kind": type(policy).__qualname__, "state": getattr(policy, "state_dict", dict)()},
-        "births": births,
         "log": [asdict(event) for event in growth.log],
+        "history": [asdict(point) for point in growth.history],
     }
-
-
-def optimizer_state(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return an optimizer's state by parameter name: its tensors, and everything else as JSON."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    tensors: dict[str, Tensor] = {}
-    groups, values = [], {}
-    for g, group in enumerate(optimizer.param_groups):
-        options = {}
-        for key, value in group.items():
-            if isinstance(value, Tensor):
-                tensors[f"group/{g}/{key}"] = value
-            elif key not in ("params", "param_names"):
-                options[key] = _as_json(f"option {key!r} of the optimizer", value)
-        members = [names.get(id(p), f"unnamed/{g}/{i}") for i, p in enumerate(group["params"])]
-        groups.append({"parameters": members, "options": options})
-        for name, parameter in zip(members, group["params"], strict=True):
-            for key, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    tensors[f"state/{name}/{key}"] = value
-                else:
-                    values.setdefault(name, {})[key] = _as_json(f"state {key!r} of {name}", value)
-    return tensors, {"class": type(optimizer).__qualname__, "groups": groups, "values": values}
-
-
-def _as_json(what: str, value: Any) -> Any:
-    try:
-        json.dumps(value)
-    except TypeError:
-        raise FileError(f"{what} cannot be saved: {type(value).__name__} is neither a tensor nor plain data") from None
-    return value
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with open(partial, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -140,6 +90,7 @@ def resume(
     folder: str | Path,
     *,
     policy: Any = None,
+    evaluate: Callable[[], float] | None = None,
 ) -> "Growth":
     """Resume a saved growth: regrow the structure, then load weights and optimizer state.
 
@@ -148,6 +99,7 @@ def resume(
         make_optimizer: Makes the optimizer for a model, as for the saved one.
         folder: The folder that `Growth.save` wrote.
         policy: The policy, if it is a function of the user's own; its state is restored if it has `load_state_dict`.
+        evaluate: The validation function, if the saved growth had one.
 
     Returns:
         The growth. The next training step is identical to the one the saved run would have made.
@@ -155,9 +107,14 @@ def resume(
     Raises:
         FileError: If the folder is missing, damaged, or does not fit the model or the optimizer. The model is
             unchanged then.
+
+    Example:
+        >>> growth = esper.resume(GPT(depth=2), lambda m: torch.optim.AdamW(m.parameters(), 1e-3), "saved")
+        >>> model, optimizer = growth.model, growth.optimizer
     """
     from esper.growth.growth import Growth, base_of
     from esper.growth.policies import restored_policy
+    from esper.growth.records import GrowthConfig
     from esper.growth.wrappers import unwrapped
 
     folder = Path(folder)
@@ -168,29 +125,33 @@ def resume(
         if base_of(inner) != manifest["base"]:
             raise FileError(_misfit(folder, base_of(inner), manifest["base"]))
         optimizer = make_optimizer(inner)
-        if type(optimizer).__qualname__ != manifest["optimizer"]["class"]:
-            made, saved = type(optimizer).__qualname__, manifest["optimizer"]["class"]
-            raise FileError(f"{folder} was saved with the optimizer {saved}, not {made}")
-        limits = manifest["limits"]
+        saved = manifest["captures"]["now"]["optimizer"]["class"]
+        if type(optimizer).__qualname__ != saved:
+            raise FileError(f"{folder} was saved with the optimizer {saved}, not {type(optimizer).__qualname__}")
         growth = Growth(
-            inner,
-            optimizer,
-            manifest["total"],
-            manifest["budget"],
-            restored_policy(policy, manifest["policy"]),
-            limits["max_growth"],
-            limits["max_parameters"],
-            manifest["blend"],
-            manifest["governed"],
+            inner, optimizer, restored_policy(policy, manifest["policy"]), GrowthConfig.of(manifest["config"]), evaluate
         )
+        parts = _split(manifest["captures"], tensors)
+        growth.take_over(manifest, parts)
+        weights = {name: x.clone() for name, x in inner.state_dict().items() if isinstance(x, torch.Tensor)}
         try:
-            growth.replay(manifest)
-            _load(folder, growth, tensors, manifest["optimizer"])
-        except Exception:
+            restore(growth, parts["now"], rates=True)
+        except Exception as error:
             growth.uproot()
+            inner.load_state_dict(weights)
+            if isinstance(error, EsperError):
+                raise FileError(f"{folder} does not fit: {error}") from error
             raise
     growth.attach(quiet=True)
     return growth
+
+
+def _split(manifests: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Capture]:
+    parts = {name: Capture(manifest, {}) for name, manifest in manifests.items()}
+    for key, value in tensors.items():
+        part, _, name = key.partition("/")
+        parts[part].tensors[name] = value
+    return parts
 
 
 def _misfit(folder: Path, found: dict[str, list[int]], saved: dict[str, list[int]]) -> str:
@@ -200,35 +161,3 @@ def _misfit(folder: Path, found: dict[str, list[int]], saved: dict[str, list[int
         f"{folder} was saved from another constructor: {len(differing)} tensors differ, first {name!r}"
         f" ({saved.get(name, 'missing')} in the file, {found.get(name, 'missing')} in the model)"
     )
-
-
-@torch.no_grad()
-def _load(folder: Path, growth: "Growth", tensors: dict[str, Tensor], saved: dict[str, Any]) -> None:
-    model, optimizer = growth.model, growth.optimizer
-    names = dict(model.named_parameters())
-    groups = [[n for n, p in names.items() if any(p is q for q in g["params"])] for g in optimizer.param_groups]
-    if [sorted(group) for group in groups] != [sorted(group["parameters"]) for group in saved["groups"]]:
-        raise FileError(f"{folder} does not fit the optimizer: its groups hold other parameters")
-    model.load_state_dict({k.removeprefix("model/"): x for k, x in tensors.items() if k.startswith("model/")})
-    optimizer.state.clear()
-    for g, (group, then) in enumerate(zip(optimizer.param_groups, saved["groups"], strict=True)):
-        group["params"][:] = [names[name] for name in then["parameters"]]
-        for key, value in then["options"].items():
-            group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
-        for key in [k for k in tensors if k.startswith(f"group/{g}/")]:
-            group[key.rpartition("/")[2]] = tensors[key]
-    for name, values in saved["values"].items():
-        optimizer.state[names[name]].update(values)
-    for key, value in tensors.items():
-        if key.startswith("state/"):
-            _, _, rest = key.partition("/")
-            name, _, part = rest.rpartition("/")
-            parameter = names[name]
-            optimizer.state[parameter][part] = (
-                value if value.ndim == 0 and not _on_device(optimizer) else value.to(parameter.device)
-            )
-
-
-def _on_device(optimizer: Optimizer) -> bool:
-    """Whether step counts live beside their parameters."""
-    return any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)

@@ -34,7 +34,8 @@ class WarmupStableDecay(LRScheduler):
 
     @property
     def _one_step(self) -> float:
-        return self.growth.step_cost / self.growth.budget if self.growth.budget else 0.01 * self.warmup
+        cost, budget = self.growth.step_cost, self.growth.budget
+        return cost / budget if cost and budget else 0.01 * self.warmup
 
     def get_lr(self) -> list[float | Any]:
         """Return the rate of every group."""

@@ -40,7 +40,7 @@ def _problem(model: nn.Module, chain: Chain, call: Call) -> str | None:
     arrange(chain, [block for block in blocks for _ in range(2)])
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad(), fake_tensors(model, mode):
-            args, kwargs = fake_call(call, mode)
+            args, kwargs = fake_call(call)
             model(*args, **kwargs)
     except Exception as error:
         return f"the model fails when a block is repeated: {str(error).splitlines()[0]}"

@@ -57,6 +57,13 @@ def attach(twin: nn.Module, alpha: Tensor) -> None:
     twin.__dict__ |= {HOOK: handle, DONE: False}
 
 
+def set_alpha(twins: Iterable[nn.Module], alpha: float) -> None:
+    """Set the weight of twins. They share one tensor unless the model was moved or cast since they were planted."""
+    tensors = [twin._buffers[ALPHA] for twin in twins]
+    for tensor in {id(t): t for t in tensors if t is not None}.values():
+        tensor.fill_(alpha)
+
+
 def settle(twin: nn.Module) -> None:
     """Let a twin be heard in full: its alpha is 1."""
     twin.__dict__[DONE] = True

@@ -5,9 +5,8 @@ A file is written beside its target, flushed and renamed, so that a crash leaves
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from esper.leyline.atomic import replace_file
 from esper.leyline.errors import EsperError, FileError
 
 VERSION = 1
@@ -83,7 +83,6 @@ def write(path: str | Path, kind: str, tensors: Mapping[str, Tensor], descriptio
     Raises:
         FileError: If the file cannot be written.
     """
-    path = Path(path)
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     text = json.dumps(description)
     metadata = {
@@ -92,17 +91,7 @@ def write(path: str | Path, kind: str, tensors: Mapping[str, Tensor], descriptio
         "sha256": _digest(plain, text),
         "description": text,
     }
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(save(plain, metadata))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise FileError(f"cannot write {path}: {error.strerror or error}") from error
+    replace_file(path, save(plain, metadata))
 
 
 def read(path: str | Path, kind: str) -> tuple[Tensors, dict[str, Any]]:

@@ -29,6 +29,7 @@ from typing import Any
 from uuid import uuid4
 
 from esper import __version__
+from esper.leyline.atomic import replace_file
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.json_records import from_json, jsonable
 from esper.leyline.reports import ExamReport, Life, LifeReport, UpdateReport
@@ -258,17 +259,7 @@ class RunFolder:
 
     def write(self, name: str, text: str) -> None:
         """Replace a file; the old one stays until the new one is on disk."""
-        partial = self.path / f".{name}.partial"
-        try:
-            with open(partial, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, self.path / name)
-        except OSError as error:
-            with suppress(OSError):
-                partial.unlink()
-            raise FileError(f"cannot write {self.path / name}: {error.strerror or error}") from error
+        replace_file(self.path / name, text)
 
     def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
         self.write(name, json.dumps(content, indent=2))
