@@ -142,6 +142,7 @@ class Growth:
         self.total, self.budget = total, flops
         self.max_growth, self.max_parameters = max_growth, max_parameters
         self.blend, self.governed = blend, governed
+        self._has_default_blend = blend is None
         self.chains, self.refusals = find_chains(model)
         self.started_with = {chain.name: len(chain.blocks) for chain in self.chains}
         self.births: list[Birth] = []
@@ -203,10 +204,14 @@ class Growth:
             raise EsperError(_nothing_to_grow(self.refusals))
         self._verified = True
         self.meter.set(call)
-        if self.budget is None:
-            assert self.total is not None
+        self._set_budget()
+
+    def _set_budget(self) -> None:
+        """Set the budget, if given in steps, and the default length of a blend from the cost of a step."""
+        if self.total is not None:
             self.budget = self.total * self.step_cost
-        if self.blend is None:
+        assert self.budget is not None
+        if self._has_default_blend:
             self.blend = max(1, round(BLEND * self.budget / max(self.step_cost, 1)))
 
     def step(self, loss: Tensor | float | None = None) -> None:
@@ -226,7 +231,10 @@ class Growth:
         self.loss = loss.detach() if isinstance(loss, Tensor) else None if loss is None else torch.tensor(float(loss))
         if self.meter.calls and not self._verified:
             self.see(self.meter.calls[0])
-        self.spent += self.meter.charge()
+        charged = self.meter.charge()
+        if self.steps == 0 and not self.births:  # an example is one call of any size; a step may make several
+            self._set_budget()
+        self.spent += charged
         self.steps += 1
         self._remember_rates()
         self._move_blends()
