@@ -6,18 +6,19 @@ The corpus is any large text, compressed with xz; its last 3 % are validation da
 """
 
 import argparse
-import json
 import lzma
 import time
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from arms import Case, Line, Watched, add_options, depths_of, report, side_by_side
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper.growth
-from esper.growth import Doubling, WarmupStableDecay
+from esper.growth import WarmupStableDecay
 
 WIDTH, HEADS, CONTEXT, BATCH = 384, 6, 256, 128
 
@@ -78,35 +79,38 @@ def evaluate(model: nn.Module, data: Tensor) -> float:
     return float(total) / 20
 
 
-def train(arm: str, seed: int, lr: float, flops: float, train_data: Tensor, validation: Tensor) -> dict[str, object]:
+@cache
+def load(corpus: Path, device: str) -> tuple[Tensor, Tensor]:
+    """Read training and validation data onto the device, once in a process."""
+    text = np.frombuffer(lzma.decompress(corpus.read_bytes()), np.uint8)
+    data = torch.from_numpy(text.copy()).to(device)
+    cut = int(0.97 * len(data))
+    return data[:cut], data[cut:]
+
+
+def train(corpus: Path, device: str, case: Case) -> Line:
     """Train one arm: a fixed depth such as "4", or depths that double such as "2-4-8"."""
-    depths = [int(depth) for depth in arm.split("-")]
+    arm, seed, lr, flops = case
+    depths = depths_of(arm)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    train_data, validation = load(corpus, device)
     torch.manual_seed(seed)
-    generator, started = torch.Generator(train_data.device).manual_seed(1000 + seed), time.perf_counter()
-    model = GPT(depths[0]).to(train_data.device)
+    generator, started = torch.Generator(device).manual_seed(1000 + seed), time.perf_counter()
+    model = GPT(depths[0]).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    policy = Doubling() if len(depths) > 1 else (lambda growth: None)
+    policy = Watched(len(depths) - 1, lambda: evaluate(model, validation))
     growth = esper.growth.grow(
         model, optimizer, flops=flops, policy=policy, max_growth=depths[-1] / depths[0], blend=150
     )
     schedule = WarmupStableDecay(optimizer, growth)
-    births: list[tuple[int, float, float]] = []
     while not growth.done:
         loss = loss_of(model, *batch(train_data, generator))
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        count, due = (
-            len(growth.births),
-            len(depths) > 1
-            and any(growth.progress < share <= growth.progress + 2 * growth.step_cost / flops for share in (0.3, 0.6)),
-        )
-        before = evaluate(model, validation) if due else 0.0
-        growth.step(loss)
+        policy.step(growth, loss)
         schedule.step()
-        if len(growth.births) > count:
-            births.append((growth.steps, round(before, 4), round(evaluate(model, validation), 4)))
     growth.finish()
     return {
         "arm": arm,
@@ -116,7 +120,7 @@ def train(arm: str, seed: int, lr: float, flops: float, train_data: Tensor, vali
         "steps": growth.steps,
         "pflop": round(growth.spent / 1e15, 3),
         "depth": len(model.blocks),
-        "births": births,
+        "births": policy.births,
         "seconds": round(time.perf_counter() - started, 1),
     }
 
@@ -124,25 +128,11 @@ def train(arm: str, seed: int, lr: float, flops: float, train_data: Tensor, vali
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path)
-    parser.add_argument("--arms", nargs="+", default=["3", "4", "5", "6", "8", "2-4-8"])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--lrs", nargs="+", type=float, default=[1e-3])
-    parser.add_argument("--flops", type=float, default=8.3e15)
-    parser.add_argument("--out", type=Path)
+    add_options(parser, arms=["3", "4", "5", "6", "8", "2-4-8"], lrs=[1e-3], flops=8.3e15)
     asked = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.backends.cuda.matmul.allow_tf32 = True
-    text = np.frombuffer(lzma.decompress(asked.corpus.read_bytes()), np.uint8)
-    data = torch.from_numpy(text.copy()).to(device)
-    cut = int(0.97 * len(data))
-    for seed in asked.seeds:
-        for arm in asked.arms:
-            for lr in asked.lrs:
-                line = json.dumps(train(arm, seed, lr, asked.flops, data[:cut], data[cut:]))
-                print(line, flush=True)
-                if asked.out:
-                    with open(asked.out, "a") as file:
-                        file.write(line + "\n")
+    cases = [Case(arm, seed, lr, asked.flops) for seed in asked.seeds for arm in asked.arms for lr in asked.lrs]
+    report(side_by_side(partial(train, asked.corpus, device), cases, asked.jobs), asked.out)
 
 
 if __name__ == "__main__":

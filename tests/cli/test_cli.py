@@ -53,9 +53,23 @@ def test_bench_ppo_prints_one_json_object(capsys):
         assert row["ratio"] == pytest.approx(slow / row["update_ms"], rel=0.01, abs=0.01)
 
 
+@pytest.mark.slow
+def test_bench_grow_prints_one_json_object(capsys):
+    main(["bench", "grow", "--device", "cpu", "--json", "--pairs", "6"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["device"].startswith("CPU")
+    states = ["attached", "blending", "grown", "finished"]
+    assert [row["state"] for row in found["rows"]] == 2 * states
+    assert [row["model"] for row in found["rows"]] == 4 * ["cnn"] + 4 * ["transformer"]
+    for row in found["rows"]:
+        assert row["low"] <= row["ratio"] <= row["high"]
+        assert row["milliseconds"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["bench", "grow", "--pairs", "5"], "pairs must be at least 6"),
         (["bench", "ppo", "--hosts", "0"], "hosts must be at least 1"),
         (["bench", "ppo", "--minibatches", "9"], "minibatches (9) hold whole episodes, and there are only 8"),
         (["bench", "fleet", "--workload", "nist"], "unknown workload 'nist': did you mean 'mnist1d'?"),

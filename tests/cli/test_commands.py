@@ -115,6 +115,7 @@ FLAGS = {
     "bench fleet": "--device --workload --hosts --seeds --precision --decisions --memory-budget --quick --json",
     "bench ppo": "--device --learners --minibatches --hosts --decisions --quick --json",
     "bench precision": "--device --task --host --hosts --epochs --rent --json",
+    "bench grow": "--device --pairs --quick --json",
 }
 """Every flag of every command. Whoever changes one breaks scripts of others: change this list on purpose."""
 
@@ -156,6 +157,7 @@ def test_the_device_of_a_training_brings_its_usual_precision():
         (["bench", "fleet", "--device", "mps", "--quick"], "device 'mps' is not supported"),
         (["bench", "fleet", "--device", "cuda", "--quick"], "--device cpu"),
         (["bench", "ppo", "--device", "mps", "--quick"], "device 'mps' is not supported"),
+        (["bench", "grow", "--device", "mps"], "device 'mps' is not supported"),
         (["bench", "precision"], "bf16 needs a CUDA device"),
         (["exam", "--device", "mps", "--quick"], "device 'mps' is not supported"),
         (

@@ -120,3 +120,28 @@ class BenchPrecision:
         from esper.cli.bench_precision import compare_precisions
 
         compare_precisions(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchGrow:
+    """Measure what growth costs a training step while nothing grows.
+
+    A residual network and a transformer: attached to growth, with twins that are being blended in, with twins that are
+    blended in, and finished. Ratios are to a plain model of equal depth, timed in turns.
+    """
+
+    device: Annotated[str | None, optional("DEVICE", "the GPU if there is one")] = None
+    """Device to run on: cpu or cuda."""
+    pairs: Annotated[int | None, optional("N", "300, on a GPU 25 of 10 steps each")] = None
+    """Times that a step is measured with growth and without."""
+    quick: Flag = False
+    """Give a coarse answer in less than a minute on two cores."""
+    json: Flag = False
+    """Print one JSON object instead of a table."""
+
+    def run(self) -> None:
+        if self.pairs is not None and self.pairs < 6:
+            raise EsperError(f"pairs must be at least 6 for a 95 % interval, not {self.pairs}")
+        from esper.cli.bench_grow import measure_growth
+
+        measure_growth(self)
