@@ -265,3 +265,13 @@ def test_limits_hold():
         growth.apply(Deepen("layers"))
     with pytest.raises(EsperError, match="times must be at least 2"):
         Deepen(times=1)
+
+
+def test_total_counts_optimizer_steps_however_many_batches_they_take():
+    model = GPT()
+    growth = grow(model, optimizer_for(model), total=40, policy=lambda growth: None)
+    while not growth.done:
+        for _ in range(3):
+            model(X).square().mean().backward()
+        step(growth)
+    assert (growth.steps, growth.progress, growth.blend) == (40, 1.0, 1)

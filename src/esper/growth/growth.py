@@ -195,8 +195,8 @@ class Growth:
         if not quiet:
             self._note("attach")
 
-    def see(self, call: Call) -> None:
-        """Check the chains against real inputs, and set the budget from the cost of a step."""
+    def see(self, call: Call, times: int = 1) -> None:
+        """Check the chains against real inputs, and set the budget from the cost of a step of several such calls."""
         self.chains, refused = verify(self.model, self.chains, call)
         self.refusals += refused
         if not self.chains:
@@ -205,9 +205,9 @@ class Growth:
         self.meter.set(call)
         if self.budget is None:
             assert self.total is not None
-            self.budget = self.total * self.step_cost
+            self.budget = self.total * times * self.step_cost
         if self.blend is None:
-            self.blend = max(1, round(BLEND * self.budget / max(self.step_cost, 1)))
+            self.blend = max(1, round(BLEND * self.budget / max(times * self.step_cost, 1)))
 
     def step(self, loss: Tensor | float | None = None) -> None:
         """Charge a training step, move blending twins on, and let the policy decide. Call it after `optimizer.step()`.
@@ -225,7 +225,7 @@ class Growth:
             raise EsperError("the budget is spent: stop when growth.done is true")
         self.loss = loss.detach() if isinstance(loss, Tensor) else None if loss is None else torch.tensor(float(loss))
         if self.meter.calls and not self._verified:
-            self.see(self.meter.calls[0])
+            self.see(self.meter.calls[0], len(self.meter.calls))
         self.spent += self.meter.charge()
         self.steps += 1
         self._remember_rates()
