@@ -99,7 +99,7 @@ def test_a_grown_model_is_saved_and_loaded_like_any_other(tmp_path, uninterrupte
     assert not model._load_state_dict_pre_hooks
     assert getattr(model.config, depth) == 4
     run.save_model(str(tmp_path / "final"))
-    again = auto.from_pretrained(tmp_path / "final")
+    again = copy.deepcopy(auto.from_pretrained(tmp_path / "final"))  # read in place, unaligned weights round otherwise
     assert equal(weights(model), weights(again))
     names = {m.layer_idx for m in model.modules() if hasattr(m, "layer_idx")}
     assert names == (set(range(4)) if kind != "vit" else set())
@@ -201,11 +201,11 @@ def test_an_optimizer_of_the_users_own_is_regrown_too(tmp_path):
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(model.parameters(), 1e-2)
 
-    options = {"save_strategy": "steps", "save_steps": 9, "lr_scheduler_type": "constant"}
+    options = {"save_strategy": "steps", "save_steps": 5, "lr_scheduler_type": "constant"}
     whole, resumed = made("llama"), made("llama")
-    trainer(tmp_path, whole, callback(schedule=False), optimizers=(optimizer(whole), None), **options).train()
-    folder = str(tmp_path / "checkpoint-9")
-    cb = callback(schedule=False)
+    trainer(tmp_path, whole, callback(schedule=False, total=30), optimizers=(optimizer(whole), None), **options).train()
+    folder = str(tmp_path / "checkpoint-5")
+    cb = callback(schedule=False, total=30)
     own = (optimizer(resumed), None)
     run = trainer(tmp_path, resumed, cb, optimizers=own, resume_from_checkpoint=folder, **options)
     run.train(resume_from_checkpoint=folder)

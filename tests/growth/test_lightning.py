@@ -381,7 +381,7 @@ def test_groups_that_change_with_depth_cannot_be_resumed(tmp_path):
 
 def test_schedulers_of_lightning_and_other_networks_work(tmp_path):
     for module, options in ((Scheduled(), {"schedule": False}), (Whole(), {}), (Two(), {"network": "net"})):
-        cb = callback(**options)
+        cb = callback(total=20, blend=2, **options)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "growing at a learning rate below half of its peak")
             trainer(tmp_path, cb).fit(module, Loader())

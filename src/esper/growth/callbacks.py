@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from esper.growth.growth import Growth, base_of, grow
 from esper.growth.optimizers import check_optimizer, rename_groups
-from esper.growth.policies import restored_policy
+from esper.growth.policies import Policy, restored_policy
 from esper.growth.saving import VERSION, _misfit, describe
 from esper.growth.schedules import WarmupStableDecay
 from esper.growth.twins import ALPHA
@@ -59,14 +59,18 @@ def describe_run(growth: Growth, owner: nn.Module, schedule: WarmupStableDecay |
 
 
 def regrow(
-    model: nn.Module, saved: Mapping[str, Any], policy: Any, source: str, optimizer: Optimizer | None = None
+    model: nn.Module,
+    saved: Mapping[str, Any],
+    policy: str | Policy | None,
+    source: str,
+    optimizer: Optimizer | None = None,
 ) -> Growth:
     """Regrow a saved structure in a fresh model. Weights and optimizer state follow: `reconnect` completes the growth.
 
     Args:
         model: A model as its constructor makes it.
         saved: What `describe_run` returned.
-        policy: The policy, if it is a function of the user's own.
+        policy: The policy, if it is a function of the user's own; a name is not needed.
         source: The file, for messages.
         optimizer: The model's optimizer if it exists already.
 
@@ -84,7 +88,7 @@ def regrow(
             torch.optim.SGD(inner.parameters(), lr=0.0) if optimizer is None else optimizer,
             saved["total"],
             saved["budget"],
-            restored_policy(policy if callable(policy) else None, saved["policy"]),
+            restored_policy(None if isinstance(policy, str) else policy, saved["policy"]),
             saved["limits"]["max_growth"],
             saved["limits"]["max_parameters"],
             saved["blend"],

@@ -150,13 +150,11 @@ class GrowthCallback(TrainerCallback):
             self._losses.append(loss.detach().float())
             self._is_scaled = kwargs.get(SCALED) is not None
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Step the growth, and end the training when its budget is spent."""
         growth = self.growth
         if growth is None or growth.done:
-            return control
+            return
         losses, self._losses = self._losses, []
         if not losses and not growth.steps:
             warnings.warn(
@@ -171,13 +169,12 @@ class GrowthCallback(TrainerCallback):
         if growth.done:
             control.should_training_stop = True
             control.should_save = control.should_save or args.save_strategy == SaveStrategy.STEPS
-        return control
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write how the model has grown into the checkpoint, as `growth.json`."""
         growth = self.growth
         if growth is not None and growth.steps and state.is_world_process_zero:
-            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            folder = Path(args.output_dir or "") / f"checkpoint-{state.global_step}"
             _write_json(folder / MANIFEST, describe_run(growth, growth.model, self.rates, state.global_step))
 
     def on_train_end(

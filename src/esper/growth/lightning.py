@@ -172,7 +172,7 @@ class GrowthCallback(Callback):
         if not trainer.barebones:
             depth = {f"growth/depth/{chain}": float(blocks) for chain, blocks in growth.depth.items()}
             values = {"growth/progress": growth.progress, "growth/parameters": float(growth.num_parameters)}
-            self.log_dict(values | depth, on_step=True, on_epoch=False)
+            pl_module.log_dict(values | depth, on_step=True, on_epoch=False)
         if growth.done:
             trainer.should_stop = True
 
