@@ -37,9 +37,10 @@ def loss_of(net: nn.Module, batch: Tensor) -> Tensor:
 class Module(LightningModule):
     """A byte-level transformer with weight decay on matrices only."""
 
-    def __init__(self) -> None:
+    def __init__(self, lr: float = 1e-2) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.lr = lr
         self.net = GPT(1)
         self.scale = nn.Parameter(torch.ones(()))
         self.seen: list[float] = []
@@ -53,7 +54,7 @@ class Module(LightningModule):
     def configure_optimizers(self) -> Any:
         matrices = [p for p in self.parameters() if p.ndim > 1]
         others = [p for p in self.parameters() if p.ndim < 2]
-        return torch.optim.AdamW([{"params": others, "weight_decay": 0.0}, {"params": matrices}], 1e-2)
+        return torch.optim.AdamW([{"params": others, "weight_decay": 0.0}, {"params": matrices}], self.lr)
 
 
 class Loader:
@@ -162,7 +163,7 @@ def uninterrupted(tmp_path_factory) -> Callable[[str], tuple[Module, GrowthCallb
     ("stop", "precision"), [(9, "32-true"), (9, "bf16-true"), (14, "32-true"), (18, "32-true"), (24, "32-true")]
 )
 def test_a_run_interrupted_and_resumed_ends_as_one_that_was_not(tmp_path, uninterrupted, stop, precision):
-    first, resumed = Module(), Module()
+    first, resumed = Module(), Module(lr=1.0)  # the rates are those of the checkpoint, as with Lightning's schedulers
     whole, one = uninterrupted(precision)
     cb = callback()
     saves = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=stop, save_top_k=-1)
