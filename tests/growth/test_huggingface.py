@@ -184,6 +184,9 @@ def test_a_run_interrupted_and_resumed_ends_as_one_that_was_not(tmp_path, uninte
     assert equal(weights(resumed), weights(whole.model))
     last = tmp_path / "cut" / f"checkpoint-{run.state.global_step}"
     assert (last / "growth.json").is_file(), "the end of the budget is saved like the end of a run"
+    run = trainer(tmp_path / "cut", made(kind), callback(), data=data, resume_from_checkpoint=str(last))
+    with pytest.raises(EsperError, match=r"the budget of .* is spent: load its model with from_pretrained"):
+        run.train(resume_from_checkpoint=str(last))
 
 
 def test_the_budget_is_what_the_trainer_would_have_trained(tmp_path):
@@ -223,6 +226,9 @@ def test_bad_ways_to_resume_are_refused_in_one_sentence(tmp_path):
         trainer(tmp_path, made("llama"), callback()).train(resume_from_checkpoint=early)
     with pytest.raises(EsperError, match="is of step 9, and the Trainer begins at step 0"):
         trainer(tmp_path, made("llama"), callback(), resume_from_checkpoint=late).train()
+    run = trainer(tmp_path, None, callback(), model_init=lambda: made("llama"), resume_from_checkpoint=early)
+    with pytest.raises(EsperError, match="model_init makes a new model after the structure was regrown"):
+        run.train(resume_from_checkpoint=early)
     with pytest.raises(FileError, match="saved from another constructor"):
         trainer(tmp_path, llama(2), callback(), resume_from_checkpoint=late)
     with pytest.raises(FileError, match="holds no saved growth"):

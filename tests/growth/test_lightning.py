@@ -253,12 +253,21 @@ def test_what_an_exception_leaves_behind_can_be_resumed_or_finished(tmp_path):
     saves = ModelCheckpoint(tmp_path, filename="died", save_on_exception=True)
     with pytest.raises(Stop):
         trainer(tmp_path, cb, Interrupt(9), saves).fit(module, Loader())
-    with pytest.raises(EsperError, match="the last fit was interrupted: pass ckpt_path="):
+    with pytest.raises(EsperError, match="the last growth is not finished: pass ckpt_path="):
         trainer(tmp_path, cb).fit(module, Loader())
     trainer(tmp_path, cb).fit(module, Loader(), ckpt_path=tmp_path / "died.ckpt")
     assert cb.growth is not None
     assert cb.growth.done
     assert len(module.net.blocks) == 4
+    run = trainer(tmp_path, cb)
+    run.fit(module, Loader(), ckpt_path=tmp_path / "died.ckpt")
+    run.save_checkpoint(tmp_path / "end.ckpt")
+    assert len(module.net.blocks) == 4
+    ended, after = weights(module), Module()
+    again = trainer(tmp_path, callback())
+    again.fit(after, Loader(), ckpt_path=tmp_path / "end.ckpt")
+    assert again.global_step == run.global_step, "there is nothing left to train"
+    assert equal(weights(after), ended)
 
 
 def test_a_checkpoint_without_growth_begins_to_grow(tmp_path):

@@ -104,7 +104,7 @@ class GrowthCallback(TrainerCallback):
                 " TrainingArguments(resume_from_checkpoint=...), too, and list the callback in Trainer(callbacks=...)"
             )
         elif self.growth is not None and not self.growth.is_finished:
-            raise EsperError("the last training was interrupted: resume it with a fresh model, or finish() its growth")
+            raise EsperError("the last growth is not finished: resume with a fresh model, or call finish() on it")
         else:
             budget = {} if any(name in self.options for name in BUDGETS) else {"total": state.max_steps}
             self.growth = grow(model, optimizer, **budget, **self.options)
@@ -128,6 +128,8 @@ class GrowthCallback(TrainerCallback):
                 f"{folder} is of step {saved['counted']}, and the Trainer begins at step {state.global_step}: call"
                 " trainer.train(resume_from_checkpoint=...) with the checkpoint of TrainingArguments"
             )
+        if growth.done:
+            raise EsperError(f"the budget of {folder} is spent: load its model with from_pretrained")
         if model is not growth.model:
             raise EsperError("model_init makes a new model after the structure was regrown: pass model= to the Trainer")
         if not (folder / OPTIMIZER).is_file():
@@ -146,7 +148,7 @@ class GrowthCallback(TrainerCallback):
         loss = output.get("loss") if isinstance(output, Mapping) else output[0] if isinstance(output, tuple) else None
         if isinstance(loss, FakeTensor):  # a count, not a training step
             return
-        if isinstance(loss, Tensor) and loss.ndim == 0 and kwargs.get("labels") is not None:
+        if isinstance(loss, Tensor) and loss.ndim == 0:
             self._losses.append(loss.detach().float())
             self._is_scaled = kwargs.get(SCALED) is not None
 
@@ -161,14 +163,20 @@ class GrowthCallback(TrainerCallback):
                 "the model returns no loss: the growth cannot judge by it, nor go back if training diverges",
                 stacklevel=2,
             )
-        total = torch.stack(losses).sum() if losses else None
-        growth.step(total if total is None or self._is_scaled else total / len(losses))
+        growth.step(self._loss(losses, args.world_size if args.average_tokens_across_devices else 1))
         if self.rates is not None:
             self.rates.step()
             self._show_rates(kwargs["lr_scheduler"])
         if growth.done:
             control.should_training_stop = True
             control.should_save = control.should_save or args.save_strategy == SaveStrategy.STEPS
+
+    def _loss(self, losses: list[Tensor], processes: int) -> Tensor | None:
+        """Return the loss of an optimizer step: a mean over examples, whichever way the model scales its parts."""
+        if not losses:
+            return None
+        total = torch.stack(losses).sum()
+        return total * processes if self._is_scaled else total / len(losses)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write how the model has grown into the checkpoint, as `growth.json`."""

@@ -91,6 +91,7 @@ class GrowthCallback(Callback):
         """Regrow the structure of a checkpoint, if there will be one, just before its weights are loaded."""
         if stage == "fit":
             _check_trainer(trainer)
+            self._saved = None
         loaded = pl_module.on_load_checkpoint
 
         def regrow_first(checkpoint: dict[str, Any]) -> None:
@@ -119,7 +120,7 @@ class GrowthCallback(Callback):
             reconnect(self.growth, pl_module, optimizer, saved, "the checkpoint")
         else:
             if self.growth is not None and not self.growth.is_finished:
-                raise EsperError("the last fit was interrupted: pass ckpt_path=, or call finish() on callback.growth")
+                raise EsperError("the last growth is not finished: pass ckpt_path=, or call callback.growth.finish()")
             network = find_network(pl_module, self.network)
             self.growth = grow(network, optimizer, **self._budget(trainer), **self.options)
         self.rates = made_schedule(self.schedule, self.growth, saved)
@@ -143,13 +144,15 @@ class GrowthCallback(Callback):
         return {"total": int(steps)}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that growth and Trainer have counted the same steps."""
+        """Check that growth and Trainer have counted the same steps, and stop at once if the budget is spent."""
         if self._saved is not None and self._saved["counted"] != trainer.global_step:
             raise EsperError(
                 f"the checkpoint was saved at step {trainer.global_step}, before its growth had made that step:"
                 " list GrowthCallback before the callback that saves"
             )
         self._counted, self._saved = trainer.global_step, None
+        if self.growth is not None and self.growth.done:
+            trainer.should_stop = True
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
