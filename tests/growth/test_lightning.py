@@ -46,6 +46,7 @@ class Module(LightningModule):
         self.seen: list[float] = []
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        assert "on_load_checkpoint" not in self.__dict__, "the module is the user's own while it trains"
         return loss_of(self.net, batch) * self.scale
 
     def test_step(self, batch: Tensor, batch_idx: int) -> None:
