@@ -233,6 +233,10 @@ def test_bad_ways_to_resume_are_refused_in_one_sentence(tmp_path):
         trainer(tmp_path, llama(2), callback(), resume_from_checkpoint=late)
     with pytest.raises(FileError, match="holds no saved growth"):
         trainer(tmp_path, made("llama"), callback(), resume_from_checkpoint=str(tmp_path))
+    other = grow(model := made("llama"), torch.optim.SGD(model.parameters()), total=5)
+    other.save(tmp_path / "other")
+    with pytest.raises(FileError, match=r"other is damaged or of another format: KeyError\('groups'\)"):
+        trainer(tmp_path, made("llama"), callback(), resume_from_checkpoint=str(tmp_path / "other"))
     (tmp_path / "checkpoint-9" / "optimizer.pt").unlink()
     run = trainer(tmp_path, made("llama"), callback(), resume_from_checkpoint=late)
     with pytest.raises(FileError, match=r"has no optimizer.pt: save whole checkpoints"):

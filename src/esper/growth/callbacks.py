@@ -80,6 +80,7 @@ def regrow(
     with parsing(source):
         if saved["version"] > VERSION:
             raise FileError(f"{source} was written by a newer Esper (version {saved['version']}): upgrade Esper")
+        _ = saved["groups"], saved["schedule"], saved["counted"]
         inner = unwrapped(model)
         if base_of(inner) != saved["base"]:
             raise FileError(_misfit(Path(source), base_of(inner), saved["base"]))
