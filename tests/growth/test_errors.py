@@ -1,6 +1,8 @@
 """Bad input is answered in one sentence, with model and optimizer untouched."""
 
 import copy
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -271,3 +273,34 @@ def test_limits_hold():
         growth.apply(Deepen("layers"))
     with pytest.raises(EsperError, match="times must be at least 2"):
         Deepen(times=1)
+
+
+def test_total_counts_optimizer_steps_however_many_batches_they_take():
+    model = GPT()
+    growth = grow(model, optimizer_for(model), total=40, policy=lambda growth: None)
+    while not growth.done:
+        for _ in range(3):
+            model(X).square().mean().backward()
+        step(growth)
+    assert (growth.steps, growth.progress, growth.blend) == (40, 1.0, 1)
+
+
+EXTRAS = """
+import sys
+import esper.growth
+assert not {"lightning", "transformers", "accelerate"} & sys.modules.keys()
+for package, module in (("lightning", "lightning"), ("accelerate", "huggingface")):
+    sys.modules[package] = None
+    try:
+        __import__(f"esper.growth.{module}")
+    except esper.EsperError as error:
+        print(error)
+"""
+
+
+def test_training_frameworks_are_imported_only_when_used_and_named_when_missing():
+    result = subprocess.run([sys.executable, "-c", EXTRAS], capture_output=True, text=True)
+    assert result.stdout.splitlines() == [
+        "lightning is not installed: pip install 'esper-nn[lightning]'",
+        "transformers or accelerate is not installed: pip install 'esper-nn[transformers]'",
+    ], result.stderr
