@@ -163,7 +163,7 @@ def main() -> None:
     same = GPT(depth=len(model.blocks))  # an ordinary model: the constructor with the larger depth, and its weights
     same.load_state_dict(load_file(asked.out / "gpt.safetensors"))
     print(f"\n{len(same.blocks)} blocks, validation loss {evaluate(same, validation):.3f}; saved in {asked.out}\n")
-    print(sample(same, "def ", 300))
+    print(sample(same, "def ", 300).rstrip())
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def test_a_gpt_grows_to_four_blocks_and_loads_into_its_constructor(tmp_path, gpt
     model.load_state_dict(load_file(saved))
     _, validation = gpt.text_file(text)
     assert f"4 blocks, validation loss {gpt.evaluate(model, validation):.3f}" in done.stdout
-    assert "\ndef " in done.stdout
+    assert "\ndef" in done.stdout
     assert gpt.evaluate(model, validation) < gpt.evaluate(gpt.GPT(depth=4), validation) - 1
 
 
