@@ -11,15 +11,15 @@ $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
 $(DEMO): pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) '.[data,plot]'
+	$(INSTALL) '.[plot]'
 	touch $@
 
 $(READY): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) '.[dev]'
 	touch $(DEMO) $@
 
-demo: $(DEMO)  ## train a controller on MNIST-1D, hold its exam, write the report; installs no developer tools
-	$(BIN)/esper train mnist1d
+demo: $(DEMO)  ## a GPT that grows against fixed depths, at equal compute; 5 minutes; installs no developer tools
+	$(BIN)/python examples/demo.py
 
 test: $(READY)  ## everything, slow learning tests included
 	$(BIN)/python -m pytest -n 2
