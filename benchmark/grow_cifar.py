@@ -24,8 +24,7 @@ from arms import Case, Line, Watched, add_options, depths_of, report, side_by_si
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import esper.growth
-from esper.growth import WarmupStableDecay
+import esper
 
 VALIDATION, PAD, TUNED_ON = 2000, 4, 0
 """Validation images; pixels by which crops are moved; the seed on which learning rates are chosen."""
@@ -154,7 +153,7 @@ def train(options: Options, tuning: bool, case: Case) -> Line:
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9, nesterov=True, weight_decay=5e-4, fused=True)
     policy = Watched(len(depths) - 1, lambda: evaluate(model, data, data.validation)[0])
     feed = batches(data, options.batch, generator)
-    growth = esper.growth.grow(
+    growth = esper.grow(
         model,
         optimizer,
         flops=flops,
@@ -162,7 +161,7 @@ def train(options: Options, tuning: bool, case: Case) -> Line:
         max_growth=depths[-1] / depths[0],
         example=data.normalized(data.validation.x[: options.batch]),
     )
-    schedule = WarmupStableDecay(optimizer, growth)
+    schedule = esper.WarmupStableDecay(optimizer, growth)
     while not growth.done:
         x, y = next(feed)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):

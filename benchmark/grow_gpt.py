@@ -17,8 +17,7 @@ from arms import Case, Line, Watched, add_options, depths_of, report, side_by_si
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import esper.growth
-from esper.growth import WarmupStableDecay
+import esper
 
 WIDTH, HEADS, CONTEXT, BATCH = 384, 6, 256, 128
 
@@ -99,10 +98,8 @@ def train(corpus: Path, device: str, case: Case) -> Line:
     model = GPT(depths[0]).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     policy = Watched(len(depths) - 1, lambda: evaluate(model, validation))
-    growth = esper.growth.grow(
-        model, optimizer, flops=flops, policy=policy, max_growth=depths[-1] / depths[0], blend=150
-    )
-    schedule = WarmupStableDecay(optimizer, growth)
+    growth = esper.grow(model, optimizer, flops=flops, policy=policy, max_growth=depths[-1] / depths[0], blend=150)
+    schedule = esper.WarmupStableDecay(optimizer, growth)
     while not growth.done:
         loss = loss_of(model, *batch(train_data, generator))
         loss.backward()

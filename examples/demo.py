@@ -26,7 +26,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from torch import Tensor, nn
 
-import esper.growth as esper
+import esper
 from esper.growth import Deepen, Event, Growth
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import esper.growth as esper
+import esper
 
 WIDTH, HEADS, CONTEXT, BATCH = 64, 4, 64, 16
 LR = 4e-3

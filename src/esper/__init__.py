@@ -1,8 +1,9 @@
 """Train neural networks that start small and grow while they train.
 
-A *host* network has *slots*, in which small modules, *seeds*, are planted while it trains. A *fleet* trains hundreds of
-hosts as one program, a *controller* decides when, where and what to grow, and an *exam* compares it with simple
-policies. `esper --help` shows the command line.
+`esper.grow(model, optimizer, total=...)` grows a PyTorch model of your own: *chains* of like blocks are deepened by
+*twins*, copies that are blended in, and small modules, *seeds*, are planted in *slots*. For research, a *fleet* trains
+hundreds of host networks as one program, a *controller* learns when, where and what to grow, and an *exam* compares it
+with simple policies. `esper --help` shows the command line.
 """
 
 from importlib import import_module
@@ -11,6 +12,10 @@ from typing import TYPE_CHECKING
 __version__ = "0.2.0.dev0"
 
 _PUBLIC = {
+    "growth": (
+        *("Deepen", "Doubling", "Growth", "GrowthConfig", "Preview", "SlotAction", "WarmupStableDecay", "grow"),
+        *("preview", "resume"),
+    ),
     "kasmina": (
         *("Host", "LifecycleConfig", "blueprint_names", "build_host", "host_kinds", "load_model", "register_blueprint"),
         *("register_host", "save_model", "unregister_blueprint", "unregister_host", "weak_host"),
@@ -40,11 +45,34 @@ _PUBLIC = {
 }
 """The public names of each module, imported when they are first used: commands that only read files need no torch."""
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
-_SUBPACKAGES = ("dashboard", "kasmina", "leyline", "recipes", "simic", "tamiyo", "tasks", "telemetry", "tolaria")
+_SUBPACKAGES = (
+    "dashboard",
+    "growth",
+    "kasmina",
+    "leyline",
+    "recipes",
+    "simic",
+    "tamiyo",
+    "tasks",
+    "telemetry",
+    "tolaria",
+)
 
 __all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
+    from esper.growth import (
+        Deepen,
+        Doubling,
+        Growth,
+        GrowthConfig,
+        Preview,
+        SlotAction,
+        WarmupStableDecay,
+        grow,
+        preview,
+        resume,
+    )
     from esper.kasmina import (
         Host,
         LifecycleConfig,

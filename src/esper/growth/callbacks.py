@@ -5,7 +5,8 @@ saved structure is regrown; before the second, the parameters are put into the o
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from esper.growth.captures import rebuild, structure
 from esper.growth.growth import Growth, base_of, grow
 from esper.growth.optimizers import check_optimizer, rename_groups
-from esper.growth.policies import Policy, restored_policy
-from esper.growth.saving import VERSION, _misfit, describe
+from esper.growth.policies import GrowthPolicy, restored_policy
+from esper.growth.records import GrowthConfig
+from esper.growth.saving import VERSION, describe, misfit
 from esper.growth.schedules import WarmupStableDecay
-from esper.growth.twins import ALPHA
 from esper.growth.wrappers import unwrapped
 from esper.leyline.errors import EsperError, FileError, unknown
 from esper.leyline.tensor_files import parsing
@@ -29,7 +31,8 @@ BUDGETS = ("total", "flops", "epochs")
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Refuse options that `grow` does not have."""
-    known = [name for name in inspect.signature(grow).parameters if name not in ("model", "optimizer")]
+    own = [name for name in inspect.signature(grow).parameters if name not in ("model", "optimizer", "options")]
+    known = [*own, *(field.name for field in fields(GrowthConfig) if field.name not in own)]
     for name in options:
         if name not in known:
             raise unknown("option", name, known)
@@ -54,16 +57,17 @@ def describe_run(growth: Growth, owner: nn.Module, schedule: WarmupStableDecay |
     """
     names = {id(p): name for name, p in owner.named_parameters()}
     groups = [[names[id(p)] for p in group["params"]] for group in growth.optimizer.param_groups]
-    added = {"groups": groups, "schedule": None if schedule is None else schedule.state_dict(), "counted": steps}
-    return describe(growth) | added
+    rates = None if schedule is None else schedule.state_dict()
+    return describe(growth) | {"structure": structure(growth), "groups": groups, "schedule": rates, "counted": steps}
 
 
 def regrow(
     model: nn.Module,
     saved: Mapping[str, Any],
-    policy: str | Policy | None,
+    policy: str | GrowthPolicy | None,
     source: str,
     optimizer: Optimizer | None = None,
+    evaluate: Callable[[], float] | None = None,
 ) -> Growth:
     """Regrow a saved structure in a fresh model. Weights and optimizer state follow: `reconnect` completes the growth.
 
@@ -73,6 +77,7 @@ def regrow(
         policy: The policy, if it is a function of the user's own; a name is not needed.
         source: The file, for messages.
         optimizer: The model's optimizer if it exists already.
+        evaluate: The validation function, if the growth has one.
 
     Raises:
         FileError: If the file does not fit the model, which is unchanged then.
@@ -83,20 +88,17 @@ def regrow(
         _ = saved["groups"], saved["schedule"], saved["counted"]
         inner = unwrapped(model)
         if base_of(inner) != saved["base"]:
-            raise FileError(_misfit(Path(source), base_of(inner), saved["base"]))
+            raise FileError(misfit(Path(source), base_of(inner), saved["base"]))
         growth = Growth(
             inner,
             torch.optim.SGD(inner.parameters(), lr=0.0) if optimizer is None else optimizer,
-            saved["total"],
-            saved["budget"],
             restored_policy(None if isinstance(policy, str) else policy, saved["policy"]),
-            saved["limits"]["max_growth"],
-            saved["limits"]["max_parameters"],
-            saved["blend"],
-            saved["governed"],
+            GrowthConfig.of(saved["config"]),
+            evaluate,
         )
         try:
-            growth.replay(dict(saved))
+            growth.take_over(dict(saved), {})
+            rebuild(growth, saved["structure"])
         except Exception:
             growth.uproot()
             raise
@@ -123,11 +125,6 @@ def reconnect(growth: Growth, owner: nn.Module, optimizer: Optimizer, saved: Map
         group["params"][:] = [names[name] for name in members]
     rename_groups(optimizer, growth.model)
     growth.optimizer = optimizer
-    for birth in growth.births:  # moving a model to a device or type gives each twin an alpha of its own
-        birth.alpha = birth.alpha.to(next(iter(birth.twins[0].parameters())).device)
-        for twin in birth.twins:
-            if ALPHA in twin._buffers:
-                twin._buffers[ALPHA] = birth.alpha
     growth.attach(quiet=True)
 
 

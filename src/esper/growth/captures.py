@@ -4,6 +4,7 @@ The same record serves rolling back, trying a change out, and files.
 """
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -34,6 +35,15 @@ def capture(growth: "Growth", *, copy: bool = True) -> Capture:
         growth: The growth.
         copy: Whether to copy the tensors, on their device. A file is written at once and needs none.
     """
+    tensors, groups = _optimizer(growth.model, growth.optimizer)
+    tensors |= {f"model/{name}": x for name, x in growth.model.state_dict().items() if isinstance(x, Tensor)}
+    return Capture(
+        structure(growth) | {"optimizer": groups}, {k: x.detach().clone() if copy else x for k, x in tensors.items()}
+    )
+
+
+def structure(growth: "Growth") -> dict[str, Any]:
+    """Return what has been grown, as JSON."""
     births = [
         {
             "chain": birth.chain.name,
@@ -44,11 +54,8 @@ def capture(growth: "Growth", *, copy: bool = True) -> Capture:
         }
         for birth in growth.births
     ]
-    tensors, groups = _optimizer(growth.model, growth.optimizer)
-    tensors |= {f"model/{name}": x for name, x in growth.model.state_dict().items() if isinstance(x, Tensor)}
-    manifest = {"steps": growth.steps, "births": births, "slots": growth.slots.describe(), "optimizer": groups}
-    # Floats that change in place are captured as they are now.
-    return Capture(json.loads(json.dumps(manifest)), {k: x.detach().clone() if copy else x for k, x in tensors.items()})
+    found = {"steps": growth.steps, "births": births, "slots": growth.slots.describe()}
+    return json.loads(json.dumps(found))  # a copy: lists of the growth change
 
 
 def _optimizer(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -82,6 +89,17 @@ def _as_json(what: str, value: Any) -> Any:
     return value
 
 
+def rebuild(growth: "Growth", then: Mapping[str, Any]) -> None:
+    """Give a model the structure that `structure` described; weights and optimizer state follow."""
+    growth.uproot()
+    chains = {chain.name: chain for chain in growth.chains}
+    since = growth.steps - then["steps"]
+    for saved in then["births"]:
+        chain = chains[saved["chain"]]
+        growth.plant_twins(chain, saved["counts"], saved["step"] + since, saved["blend"], saved["done"])
+    growth.slots.load(growth, then["slots"])
+
+
 @torch.no_grad()
 def restore(growth: "Growth", then: Capture, *, rates: bool = False) -> None:
     """Give a growing model the structure, weights and optimizer state of a capture.
@@ -93,14 +111,7 @@ def restore(growth: "Growth", then: Capture, *, rates: bool = False) -> None:
         then: What to go back to.
         rates: Whether learning rates and other options of the optimizer go back, too.
     """
-    growth.uproot()
-    chains = {chain.name: chain for chain in growth.chains}
-    for saved in then.manifest["births"]:
-        since = growth.steps - then.manifest["steps"]
-        growth.plant_twins(
-            chains[saved["chain"]], saved["counts"], saved["step"] + since, saved["blend"], saved["done"]
-        )
-    growth.slots.load(growth, then.manifest["slots"])
+    rebuild(growth, then.manifest)
     _load_optimizer_groups(growth, then.manifest["optimizer"], rates)
     tensors = then.tensors
     growth.model.load_state_dict({k.removeprefix("model/"): x for k, x in tensors.items() if k.startswith("model/")})

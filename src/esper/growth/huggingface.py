@@ -1,5 +1,6 @@
 """Grow a model in the Trainer of `transformers`: add `GrowthCallback` to its callbacks."""
 
+import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +14,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from esper.growth.callbacks import BUDGETS, check_options, check_owner, describe_run, made_schedule, reconnect, regrow
 from esper.growth.growth import Growth, grow
-from esper.growth.saving import MANIFEST, _write_json, read_manifest
+from esper.growth.saving import MANIFEST, read_manifest
 from esper.growth.schedules import WarmupStableDecay
+from esper.leyline.atomic import replace_file
 from esper.leyline.errors import EsperError, FileError
 
 try:
@@ -71,7 +73,7 @@ class GrowthCallback(TrainerCallback):
             folder = Path(args.resume_from_checkpoint)
             self._saved = read_manifest(folder)
             policy, optimizer = self.options.get("policy"), kwargs.get("optimizer")
-            self.growth = regrow(model, self._saved, policy, str(folder), optimizer)
+            self.growth = regrow(model, self._saved, policy, str(folder), optimizer, self.options.get("evaluate"))
         self._handles.append(model.register_load_state_dict_pre_hook(self._check_weights))
 
     def _check_weights(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -183,7 +185,8 @@ class GrowthCallback(TrainerCallback):
         growth = self.growth
         if growth is not None and growth.steps and state.is_world_process_zero:
             folder = Path(args.output_dir or "") / f"checkpoint-{state.global_step}"
-            _write_json(folder / MANIFEST, describe_run(growth, growth.model, self.rates, state.global_step))
+            run = describe_run(growth, growth.model, self.rates, state.global_step)
+            replace_file(folder / MANIFEST, json.dumps(run, indent=1))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -108,7 +108,9 @@ class GrowthCallback(Callback):
         saved = checkpoint.get("callbacks", {}).get(STATE)
         if saved:
             network = find_network(module, self.network)
-            self.growth = regrow(network, saved, self.options.get("policy"), "the checkpoint")
+            self.growth = regrow(
+                network, saved, self.options.get("policy"), "the checkpoint", evaluate=self.options.get("evaluate")
+            )
             self._saved = saved
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

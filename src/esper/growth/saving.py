@@ -123,7 +123,7 @@ def resume(
         tensors, _ = read(folder / manifest["tensors"], FORMAT)
         inner = unwrapped(model)
         if base_of(inner) != manifest["base"]:
-            raise FileError(_misfit(folder, base_of(inner), manifest["base"]))
+            raise FileError(misfit(folder, base_of(inner), manifest["base"]))
         optimizer = make_optimizer(inner)
         saved = manifest["captures"]["now"]["optimizer"]["class"]
         if type(optimizer).__qualname__ != saved:
@@ -154,7 +154,8 @@ def _split(manifests: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[
     return parts
 
 
-def _misfit(folder: Path, found: dict[str, list[int]], saved: dict[str, list[int]]) -> str:
+def misfit(folder: Path, found: dict[str, list[int]], saved: dict[str, list[int]]) -> str:
+    """Say where a model differs from the one that was saved."""
     differing = sorted(name for name in found.keys() | saved.keys() if found.get(name) != saved.get(name))
     name = differing[0]
     return (
