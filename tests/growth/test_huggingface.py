@@ -173,8 +173,8 @@ def test_a_run_interrupted_and_resumed_ends_as_one_that_was_not(tmp_path, uninte
         trainer(tmp_path / "cut", first, callback(), Interrupt(stop + 2), data=data, **options).train()
     folder = tmp_path / "cut" / f"checkpoint-{stop}"
     saved = json.loads((folder / "growth.json").read_text())
-    assert saved["births"]
-    assert any(not birth["done"] for birth in saved["births"]) == (stop != 14)
+    assert saved["structure"]["births"]
+    assert any(not birth["done"] for birth in saved["structure"]["births"]) == (stop != 14)
     cb = callback()
     run = trainer(tmp_path / "cut", resumed, cb, data=data, **options, resume_from_checkpoint=str(folder))
     run.train(resume_from_checkpoint=str(folder))
@@ -194,7 +194,7 @@ def test_the_budget_is_what_the_trainer_would_have_trained(tmp_path):
     run = trainer(tmp_path, made("llama"), cb, max_steps=-1, num_train_epochs=2, gradient_accumulation_steps=2)
     run.train()
     assert cb.growth is not None
-    assert cb.growth.total == cb.growth.steps == run.state.global_step == 10
+    assert cb.growth.config.total == cb.growth.steps == run.state.global_step == 10
     cb = callback(total=200)
     with pytest.warns(UserWarning, match="training ended at 2% of the growth's budget: raise max_steps"):
         trainer(tmp_path, made("llama"), cb, max_steps=5).train()

@@ -214,7 +214,7 @@ def test_the_budget_is_what_the_trainer_would_have_trained(tmp_path):
     run = trainer(tmp_path, cb, max_epochs=2, accumulate_grad_batches=2)
     run.fit(Module(), DataLoader(DATA, batch_size=None))
     assert cb.growth is not None
-    assert cb.growth.total == len(DATA) == run.global_step
+    assert cb.growth.config.total == len(DATA) == run.global_step
     with pytest.raises(EsperError, match="give total or flops: the Trainer sets no max_steps"):
         trainer(tmp_path, GrowthCallback(), max_epochs=-1).fit(Module(), DataLoader(DATA, batch_size=None))
 

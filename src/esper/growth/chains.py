@@ -28,10 +28,8 @@ class Chain:
     depths: list[tuple[Any, str]] = field(default_factory=list)
     """Objects and attributes that hold the container's length."""
 
-    @property
-    def num_parameters(self) -> int:
-        """Parameters of one block."""
-        return sum(p.numel() for p in self.blocks[0].parameters())
+    num_parameters: int = 0
+    """Parameters that one more block adds: those that it does not share with the rest of the model."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,18 @@ def find_chains(model: nn.Module, slots: Mapping[str, nn.Module] | None = None) 
     held = {id(module) for module in (slots or {}).values()}
     taken = [c for c in chains if any(id(m) in held for block in c.blocks for m in block.modules())]
     refusals += [Refusal(chain.name, "slots were named inside its blocks") for chain in taken]
-    return [chain for chain in chains if chain not in taken], refusals
+    kept = [chain for chain in chains if chain not in taken]
+    for chain in kept:
+        chain.num_parameters = _num_own(model, chain.blocks[0])
+    return kept, refusals
+
+
+def _num_own(model: nn.Module, block: nn.Module) -> int:
+    inside = {id(module) for module in block.modules()}
+    outside = {id(p) for m in model.modules() if id(m) not in inside for p in m._parameters.values()}
+    shared = {id(m) for m in model.modules() if id(m) not in inside for m in m._modules.values()}
+    kept = {id(p) for m in block.modules() if id(m) in shared and m is not block for p in m.parameters()}
+    return sum(p.numel() for p in block.parameters() if id(p) not in outside | kept)
 
 
 def _add_runs(
