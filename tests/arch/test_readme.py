@@ -3,20 +3,17 @@
 import re
 from pathlib import Path
 
-import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
-def test_the_readmes_ten_lines(tmp_path, monkeypatch, capsys):
+def test_the_readmes_five_lines(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(code.strip().splitlines()) <= 12
-    monkeypatch.chdir(tmp_path)
-    exec(compile(code, "README.md", "exec"), {})
-    assert (tmp_path / "grown.safetensors").exists()
-    epochs = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [epoch[0] for epoch in epochs] == [str(n) for n in range(20)]
-    assert any(epoch[1] == "GERMINATE" for epoch in epochs)
-    assert float(epochs[-1][2]) > 0.7
-    assert int(epochs[-1][3]) > 818, "the host has grown"
+    assert sum("esper" in line or "growth." in line for line in code.splitlines()) <= 7
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        names: dict[str, object] = {}
+        exec(compile(code, "README.md", "exec"), names)
+    assert "{'1': 8}" in capsys.readouterr().out, "two blocks became eight"
+    assert float(names["loss"].detach()) < 0.1
