@@ -110,6 +110,8 @@ class Meter:
         self.calls: list[Call] = []
         """Training calls since the last optimizer step; several with gradient accumulation."""
         self.step_cost = 0
+        self.is_eager = False
+        """Whether the latest step was heard: a compiled model is not."""
         self._evaluations: list[Call] | None = None
         self._last: tuple[Call, int] | None = None
         self._costs: dict[tuple[Any, ...], int] = {}
@@ -141,6 +143,7 @@ class Meter:
             EsperError: If the model has never been called in training mode.
         """
         calls, self.calls = self.calls, []
+        self.is_eager = bool(calls)
         if calls:
             self._last, self.step_cost = (calls[-1], len(calls)), sum(map(self._cost, calls))
         if not self.step_cost:

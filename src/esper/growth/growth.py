@@ -31,7 +31,7 @@ from esper.growth.slots import Planted
 from esper.growth.trace import verify
 from esper.growth.twins import arrange, attach, copy_block, detach, set_alpha, settle
 from esper.growth.watch import READ_EVERY, Watch, agreed
-from esper.growth.wrappers import GROWN, unwrapped
+from esper.growth.wrappers import GROWN, is_compiled, unwrapped
 from esper.leyline.errors import EsperError
 
 BLEND = 0.03
@@ -376,6 +376,8 @@ class Growth:
         for twin in birth.twins:
             settle(twin)
         birth.done = True
+        if self.meter.is_eager and not is_compiled(self.model):
+            self._detach_done()
         if not quiet:
             self.note("blended", birth.chain.name)
 

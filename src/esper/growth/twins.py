@@ -20,7 +20,8 @@ def blend(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outp
     """Mix a twin's output with its input: input + alpha * (output - input). At alpha 0 that is the input, bit for bit.
 
     Alpha is a tensor, so that a compiled model reads its present value and is not compiled again. For the same reason
-    a twin keeps this hook at alpha 1 until the structure changes anyway; outside of compiled code it does nothing then.
+    a compiled twin keeps this hook at alpha 1 until the structure changes anyway; outside of compiled code it does
+    nothing then.
     """
     if not torch.compiler.is_compiling() and module.__dict__[DONE]:
         return None

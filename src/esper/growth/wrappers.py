@@ -25,3 +25,8 @@ def unwrapped(model: Any) -> nn.Module:
     if GROWN in inner.__dict__:
         raise EsperError("this model is being grown already: call finish() on the first growth before another")
     return inner
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether a module is compiled, or some part of it."""
+    return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
