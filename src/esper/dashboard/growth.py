@@ -1,15 +1,15 @@
 """Draw what growing did to one model, and write it as an HTML page."""
 
-import io
 import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from io import BytesIO
 from itertools import groupby
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from esper.dashboard.page import details, page, section
 from esper.dashboard.style import EARTH, GREEN, GRID, INK, QUIET, drawing, in_unit, magnitude, quieten, short
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 BIRTHS = ("deepen", "plant", "keep", "fossilize")
 REMOVALS = ("prune", "undo", "discard", "rollback")
-LEAST_RATIO = 30
+LEAST_RATIO = 5
 """Ratio of the largest to the smallest loss from which the axis is logarithmic."""
 ROWS = 6
 """Rows of labels above the picture; labels that find no place in them are left out."""
@@ -35,6 +35,7 @@ CSS = """
 h1 { font-size: 1.3rem; line-height: 1.4; font-weight: 600; } h2 { margin-top: 2rem; }
 svg { width: 100%; height: auto; } svg text { font-family: system-ui, sans-serif !important; }
 figure.narrow { display: none; } td.text span { overflow-wrap: anywhere; } summary { cursor: pointer; }
+figcaption { font-size: .88rem; }
 @media (max-width: 640px) { body { margin: 1rem auto; padding: 0 1rem; } h1 { font-size: 1.12rem; }
 figure.roomy { display: none; } figure.narrow { display: block; } th, td { padding: .3rem .25rem; font-size: .82rem; } }
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e8eb; --quiet: #9aa5ad; --line: #343d44; --green: #6cc28d;
@@ -165,7 +166,7 @@ def _number(count: float) -> str:
 
 def draw_growth(
     story: GrowthStory,
-    path: str | Path | IO[bytes],
+    path: str | Path | BytesIO,
     *,
     size: tuple[float, float] = (8, 4.6),
     has_title: bool = True,
@@ -193,7 +194,7 @@ def draw_growth(
         _draw_sizes(axes[-1], story)
         _mark(figure, axes, story)
         if has_title:
-            title = textwrap.fill(summary(story), round(14 * size[0]))
+            title = textwrap.fill(summary(story), round(11 * size[0]))
             figure.suptitle(title, x=0.01, ha="left", fontsize=9.5, fontweight="bold", linespacing=1.4)
 
 
@@ -206,20 +207,29 @@ def _draw_losses(ax: "Axes", story: GrowthStory) -> None:
         lines += ax.plot([x for x, _ in story.losses], losses, color=INK, lw=1.8, label="training loss, averaged")
         ax.set_ylabel("training loss")
     if metrics:
-        (points,) = own.plot([x for x, _ in story.metrics], metrics, "o", color=GREEN, ms=3.5, label="validation")
-        lines.append(points)
-        if apart or not losses:
-            own.set_ylabel("validation metric", color=GREEN)
-        else:
-            ax.set_ylabel("loss")
-    for axis, values in ((ax, losses if apart else losses + metrics), (own, metrics)):
-        if values and min(values) > 0 and max(values) > LEAST_RATIO * min(values):
-            axis.set_yscale("log")
+        look: dict[str, Any] = {"ms": 4, "mfc": "#ffffff", "mec": INK, "mew": 0.9, "ls": "", "label": "validation"}
+        lines += own.plot([x for x, _ in story.metrics], metrics, "o", **look)
+        own.set_ylabel("validation metric" if apart or not losses else "loss")
+    _by_magnitude(ax, losses if apart else losses + metrics)
+    if apart:
+        _by_magnitude(own, metrics)
     quieten(ax)
     if apart:
         quieten(own, grid=False)
     if len(lines) > 1:
         ax.legend(handles=lines, frameon=False, fontsize=8, loc="upper right")
+
+
+def _by_magnitude(ax: "Axes", values: Sequence[float]) -> None:
+    """Make the y axis logarithmic if its values differ much, with few tick labels in full."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    if min(values) > 0 and max(values) > LEAST_RATIO * min(values):
+        few = max(values) > 50 * min(values)
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1, 2, 3, 5)))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        ax.yaxis.set_minor_locator(NullLocator())
 
 
 def _draw_sizes(ax: "Axes", story: GrowthStory) -> None:
@@ -231,49 +241,43 @@ def _draw_sizes(ax: "Axes", story: GrowthStory) -> None:
     ax.set_ylim(0, 1.15 * max(y))
     ax.set_ylabel("parameters")
     ax.yaxis.set_major_locator(MaxNLocator(3))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda count, _: _number(count)))
+    unit, prefix = magnitude(max(y))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count / unit:g} {prefix}" if count else "0"))
     end = max(story.spent, 1.0)
-    unit, prefix = magnitude(end)
+    size, name = magnitude(end)
     ax.set_xlim(0, end)
-    ax.xaxis.set_major_locator(MaxNLocator(6))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda flops, _: f"{flops / unit:g}"))
-    ax.set_xlabel(f"compute spent, {prefix}FLOP")
+    ax.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda flops, _: f"{flops / size:g}"))
+    ax.set_xlabel(f"compute spent, {name}FLOP")
     quieten(ax)
 
 
 def _mark(figure: "Figure", axes: "Sequence[Axes]", story: GrowthStory) -> None:
     """Draw a line through all axes for each step that changed the model, with a label above."""
-    top, found = axes[0], labels(story)
-    texts = []
-    for flops, label, color in found:
+    top, texts = axes[0], []
+    place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+    for flops, label, color in labels(story):
         for ax in axes:
             ax.axvline(flops, color=color, lw=0.7, alpha=0.7, zorder=1)
-        texts.append(
-            top.annotate(
-                label,
-                (flops, 1),
-                xycoords=("data", "axes fraction"),
-                xytext=(0, 3),
-                textcoords="offset points",
-                fontsize=7.5,
-                color=color,
-                annotation_clip=False,
-            )
-        )
+        text = top.annotate(label, (flops, 1), xytext=(2, 3), fontsize=7.5, color=color, annotation_clip=False, **place)
+        texts.append((flops, text, color))
     figure.draw_without_rendering()  # sets the widths of axes and texts
     dots = figure.dpi / 72
-    right = figure.bbox.x1 / dots
-    ends = [-math.inf] * ROWS
-    for text in texts:
+    starts = [figure.bbox.x1 / dots] * ROWS
+    # From right to left: a label that is raised over later ones stands left of them, where its line crosses none.
+    for flops, text, color in reversed(texts):
         box = text.get_window_extent()
-        start, width = box.x0 / dots, box.width / dots
-        start = min(start, right - width - 4)
-        row = next((row for row in range(ROWS) if ends[row] + 5 < start), None)
+        left, width = box.x0 / dots, box.width / dots
+        start = min(left, figure.bbox.x1 / dots - width - 4)
+        row = next((row for row in range(ROWS) if start + width + 3 < starts[row]), None)
         if row is None:
             text.remove()
             continue
-        ends[row] = start + width
-        text.set_position((start - box.x0 / dots, 3 + LINE * row))
+        starts[row] = start
+        text.set_position((2 + start - left, 3 + LINE * row))
+        line: dict[str, Any] = {"arrowstyle": "-", "color": color, "lw": 0.7, "alpha": 0.7, "shrinkA": 0, "shrinkB": 0}
+        end = (0, 3 + LINE * (row + 0.7))
+        top.annotate("", (flops, 1), xytext=end, arrowprops=line, annotation_clip=False, **place)
 
 
 def labels(story: GrowthStory) -> list[tuple[float, str, str]]:
@@ -305,12 +309,9 @@ def _label(marks: Sequence[Mark], blocks: int) -> str:
 def growth_html(story: GrowthStory) -> str:
     """Return what happened to a model as one HTML page that needs no other file."""
     said = summary(story)
-    caption = (
-        "Above, the training loss; below, the parameters, both against the compute spent. Every line is a change of the"
-        " model; the table lists them all."
-    )
-    if not story.losses:
-        caption = "Parameters against the compute spent. Every line is a change of the model; the table lists them all."
+    curves = [name for name, known in {"training loss": story.losses, "validation": story.metrics}.items() if known]
+    shown = f"Above {' and '.join(curves)}, below parameters," if curves else "Parameters"
+    caption = f"{shown} against the compute spent. Every line is a change of the model; the table lists them all."
     pictures = "".join(
         f'<figure class="{name}">{_inline(story, name, size, said)}<figcaption class="quiet">{caption}</figcaption>'
         "</figure>\n"
@@ -327,7 +328,7 @@ def growth_html(story: GrowthStory) -> str:
 
 def _inline(story: GrowthStory, name: str, size: tuple[float, float], said: str) -> str:
     """Return a picture as an SVG element whose colors are those of the page, light or dark."""
-    file = io.BytesIO()
+    file = BytesIO()
     draw_growth(story, file, size=size, has_title=False, style=INLINE)
     svg = file.getvalue().decode()
     svg = re.sub(r"<metadata>.*?</metadata>|<\?xml.*?\?>|<!DOCTYPE.*?>", "", svg, flags=re.DOTALL).strip()

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from esper.leyline.errors import EsperError, FileError
 
@@ -21,7 +22,7 @@ PREFIXES = {1e21: "Z", 1e18: "E", 1e15: "P", 1e12: "T", 1e9: "G", 1e6: "M", 1e3:
 
 @contextmanager
 def drawing(
-    path: str | Path | IO[bytes], width: float, height: float, style: Mapping[str, Any] | None = None
+    path: str | Path | BytesIO, width: float, height: float, style: Mapping[str, Any] | None = None
 ) -> "Iterator[Figure]":
     """Open a figure that is saved to `path` at the end."""
     try:
@@ -29,7 +30,8 @@ def drawing(
         from matplotlib.figure import Figure
     except ImportError:
         raise EsperError("figures need the package matplotlib: pip install 'esper-nn[plot]'") from None
-    with rc_context({**STYLE, **(style or {})}):
+    settings: dict[Any, Any] = {**STYLE, **dict(style or {})}
+    with rc_context(settings):
         figure = Figure(figsize=(width, height), layout="constrained")
         ending = Path(path).suffix[1:].lower() if isinstance(path, str | Path) else ""
         if ending and ending not in figure.canvas.get_supported_filetypes():
