@@ -263,18 +263,16 @@ def _mark(figure: "Figure", axes: "Sequence[Axes]", story: GrowthStory) -> None:
         texts.append((flops, text, color))
     figure.draw_without_rendering()  # sets the widths of axes and texts
     dots = figure.dpi / 72
-    starts = [figure.bbox.x1 / dots] * ROWS
+    starts = [math.inf] * ROWS
     # From right to left: a label that is raised over later ones stands left of them, where its line crosses none.
     for flops, text, color in reversed(texts):
         box = text.get_window_extent()
-        left, width = box.x0 / dots, box.width / dots
-        start = min(left, figure.bbox.x1 / dots - width - 4)
-        row = next((row for row in range(ROWS) if start + width + 3 < starts[row]), None)
+        row = next((row for row in range(ROWS) if box.x1 / dots + 3 < starts[row]), None)
         if row is None:
             text.remove()
             continue
-        starts[row] = start
-        text.set_position((2 + start - left, 3 + LINE * row))
+        starts[row] = box.x0 / dots
+        text.set_position((2, 3 + LINE * row))
         line: dict[str, Any] = {"arrowstyle": "-", "color": color, "lw": 0.7, "alpha": 0.7, "shrinkA": 0, "shrinkB": 0}
         end = (0, 3 + LINE * (row + 0.7))
         top.annotate("", (flops, 1), xytext=end, arrowprops=line, annotation_clip=False, **place)
