@@ -1,7 +1,6 @@
 """Write the report of a run: one HTML file with its figures embedded."""
 
 import base64
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.dashboard.life import draw_life
+from esper.dashboard.page import details, page, section
 from esper.dashboard.pictures import (
     draw_actions,
     draw_contributions,
@@ -26,24 +26,6 @@ EXAMPLES = 3
 COLUMNS = ("metric", "IQM", "IQM lies in", "growth", "parameters", "FLOPs", "time", "epochs", "lr", "J", "ahead")
 COLUMNS += ("P(better)", "p", "in score")
 COLORS = {"better": "win", "worse": "loss", "level": ""}
-CSS = """
-:root { --ink: #22313f; --quiet: #6b767f; --line: #e3e6e8; --green: #2b7a4b; --earth: #b35806; }
-body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); max-width: 78rem; margin: 3rem auto;
-padding: 0 1.5rem; }
-h1 { font-size: 1.9rem; margin: 0; } h2 { font-size: 1.2rem; margin: 3rem 0 .4rem; }
-h3 { font-size: 1rem; margin: 2.4rem 0 .4rem; } p, figure { max-width: 68rem; }
-p { margin: .4rem 0 1rem; } .quiet { color: var(--quiet); } .verdict { font-size: 1.15rem; border-left: 4px solid
-var(--line); padding-left: 1rem; margin: 1.4rem 0; }
-img { width: 100%; height: auto; } figure { margin: 1rem 0 1.6rem; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .92rem; }
-th { text-align: right; font-weight: 600; color: var(--quiet); } th:first-child, td:first-child { text-align: left; }
-td { text-align: right; } th, td { padding: .35rem .5rem; white-space: nowrap; border-bottom: 1px solid var(--line); }
-tr.own td { font-weight: 600; } td.win { color: var(--green); } td.loss { color: var(--earth); }
-th.turn { white-space: normal; vertical-align: bottom; } .wide td.text { max-width: 13rem; }
-.wide { overflow-x: auto; } .wide table { font-size: .78rem; } .wide th, .wide td { padding: .3rem; }
-td.text, th.text { text-align: left; white-space: normal; } details { margin: .6rem 0; }
-pre { background: #f6f7f7; padding: 1rem; overflow-x: auto; font-size: .82rem; line-height: 1.4; }
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,29 +89,25 @@ def draw(story: Story, folder: Path) -> list[Picture]:
 def html(story: Story, pictures: Sequence[Picture]) -> str:
     """Return the report as one HTML page that needs no other file."""
 
-    def shown(section: str) -> str:
-        return "".join(_figure(p) for p in pictures if p.section == section)
+    def shown(name: str) -> str:
+        return "".join(_figure(p) for p in pictures if p.section == name)
 
-    setup = _details("Recipe", story.config) + _details("Environment", story.environment)
+    setup = details("Recipe", story.config) + details("Environment", story.environment)
     exams = "".join(_exam(exam) + shown(f"exam {number}") for number, exam in enumerate(story.exams))
     parts = [
         f"<h1>{escape(story.name)}</h1>",
         f'<p class="quiet">{escape(_summary(story))}</p>',
         _overview(story.exams) if len(story.exams) > 1 else "",
-        _section("Exams" if len(story.exams) > 1 else "Exam", exams),
-        _section("Learning", shown("learning")),
-        _section("Chosen ops", shown("actions")),
-        _section("Example episodes", shown("lives")),
-        _section("Contribution of seeds", shown("seeds")),
-        _section("Heads", shown("heads")),
-        _section("Anomalies", _anomalies(story.reports)),
-        _section("Recipe and environment", setup),
+        section("Exams" if len(story.exams) > 1 else "Exam", exams),
+        section("Learning", shown("learning")),
+        section("Chosen ops", shown("actions")),
+        section("Example episodes", shown("lives")),
+        section("Contribution of seeds", shown("seeds")),
+        section("Heads", shown("heads")),
+        section("Anomalies", _anomalies(story.reports)),
+        section("Recipe and environment", setup),
     ]
-    head = (
-        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(story.name)}</title>'
-    )
-    body = "\n".join(part for part in parts if part)
-    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{CSS}</style></head>\n<body>\n{body}\n</body></html>\n'
+    return page(story.name, parts)
 
 
 def verdict(exam: ExamReport) -> str:
@@ -151,10 +129,6 @@ def _summary(story: Story) -> str:
     if not story.reports:
         return f"Recipe {recipe}, on {where}."
     return f"Recipe {recipe}: {updates} updates, {decisions:,} decisions, {minutes:.1f} minutes of training on {where}."
-
-
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>\n{content}</section>" if content else ""
 
 
 def _figure(picture: Picture) -> str:
@@ -226,8 +200,3 @@ def _anomalies(reports: Sequence[UpdateReport]) -> str:
 
 def _when(updates: Sequence[int]) -> str:
     return f"1 ({updates[0]})" if len(updates) == 1 else f"{len(updates)} ({updates[0]} to {updates[-1]})"
-
-
-def _details(title: str, content: Mapping[str, Any]) -> str:
-    text = json.dumps(content, indent=2)
-    return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"

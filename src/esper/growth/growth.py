@@ -171,6 +171,7 @@ class Growth:
         self.loss: Tensor | None = None
         self.metric: float | None = None
         """The latest validation metric, lower is better."""
+        self._is_metric_new = False
         self._handle: Any = None
         self._is_checked = False
 
@@ -281,7 +282,7 @@ class Growth:
         if self.decides_now:
             self.decision = int(self.progress * self.config.decisions) + 1
             if self.evaluate is not None:
-                self.metric = self._evaluated()
+                self.metric, self._is_metric_new = self._evaluated(), True
         for action in _listed(self.policy(self)):
             self.apply(action)
         if self.decides_now and len(self.slots):
@@ -320,7 +321,7 @@ class Growth:
         """
         if not math.isfinite(metric):
             raise EsperError(f"metric must be a finite number, not {metric}")
-        self.metric = float(metric)
+        self.metric, self._is_metric_new = float(metric), True
 
     def measure(self) -> float | None:
         """Return what policies judge by: the reported metric, else the average training loss; None between two reads.
@@ -346,12 +347,14 @@ class Growth:
         return float(agreed(self.average))
 
     def _measure(self) -> None:
-        """Keep a point of the curves, about 400 in a run."""
+        """Keep a point of the curves, about 400 in a run and one for every evaluation."""
         last = self.history[-1].flops if self.history else -math.inf
-        if self.budget is None or (self.spent - last < self.budget / POINTS and not self.done):
+        is_evaluated = self._is_metric_new and self.evaluate is not None
+        if self.budget is None or (self.spent - last < self.budget / POINTS and not self.done and not is_evaluated):
             return
         average = None if self.average is None else float(agreed(self.average))
-        metric = self.metric if self.decides_now else None
+        metric = self.metric if self._is_metric_new else None
+        self._is_metric_new = False
         self.history.append(Measurement(self.steps, self.spent, self.num_parameters, average, metric))
 
     def _roll_back(self, worst: float) -> None:
