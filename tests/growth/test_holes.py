@@ -251,18 +251,34 @@ def test_a_resumed_policy_makes_the_same_decisions(tmp_path):
     assert again.depth == {"blocks": 8}
 
 
-def test_a_save_that_fails_leaves_the_one_before(tmp_path):
+@pytest.mark.parametrize("blocked", ["growth-000000002-1.safetensors", "growth.json"])
+def test_a_save_that_fails_leaves_the_one_before(tmp_path, blocked):
     growth = made()
     step(growth)
     growth.save(tmp_path)
     kept = weights(growth.model)
     step(growth)
-    (tmp_path / "growth-000000002.safetensors").mkdir()
-    with pytest.raises(FileError):
+    (tmp_path / f".{blocked}.partial").mkdir()
+    with pytest.raises(FileError, match="cannot write"):
         growth.save(tmp_path)
     again = resume(GPT(), adamw, tmp_path, policy=never)
     assert again.steps == 1
     assert equal(weights(again.model), kept)
+
+
+def test_a_second_save_at_the_same_step_that_fails_leaves_the_first(tmp_path):
+    growth = made()
+    step(growth)
+    growth.save(tmp_path)
+    growth.deepen()
+    (tmp_path / ".growth.json.partial").mkdir()
+    with pytest.raises(FileError, match="cannot write"):
+        growth.save(tmp_path)
+    assert resume(GPT(), adamw, tmp_path, policy=never).depth == {"blocks": 2}
+    (tmp_path / ".growth.json.partial").rmdir()
+    growth.save(tmp_path)
+    assert resume(GPT(), adamw, tmp_path, policy=never).depth == {"blocks": 4}
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
 
 
 def test_folders_of_a_newer_version_are_refused(tmp_path):
