@@ -489,7 +489,7 @@ def test_a_plateau_is_a_metric_that_stops_improving():
     assert follow(lambda progress: -1 - progress, Plateau(0.05)) == [], "below zero"
     (first, *_), tolerance = follow(lambda progress: max(1 - progress, 0.7), Plateau(0.1)), 0.03
     assert first == pytest.approx(0.4, abs=tolerance), "a tenth after the metric has stopped"
-    (first, *_) = follow(lambda progress: -1 + progress, Plateau(0.1))
+    (first, *_) = follow(lambda progress: -1 + 0.1 * progress, Plateau(0.1))
     assert first == pytest.approx(0.1, abs=tolerance), "getting worse is no improvement, below zero neither"
     (first, *_) = follow(lambda progress: 1 - 1e-4 * progress, Plateau(0.1))
     assert first == pytest.approx(0.1, abs=tolerance), "neither is a millionth"
@@ -676,6 +676,14 @@ def test_a_seed_is_charged_from_its_planting_until_its_removal():
     assert len(growth.optimizer.param_groups[0]["params"]) == held
     step(growth, x=FEATURES)
     assert growth.spent == dearer + cost
+
+
+def test_the_limit_of_parameters_counts_the_model_and_the_seed():
+    growth = planted()
+    growth.plant("fc1", "mlp")
+    count = growth.num_parameters
+    assert not planted(max_parameters=count - 1).plant("fc1", "mlp")
+    assert planted(max_parameters=count).plant("fc1", "mlp")
 
 
 def test_alpha_of_a_seed_moves_smoothly_between_decisions():
