@@ -748,6 +748,24 @@ def test_seeds_of_different_slots_differ():
     assert any(not torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
+class Patches(nn.Module):
+    """Convolves an image, then mixes its channels by a layer that has them last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.mix = nn.Conv2d(3, 8, 1), nn.Linear(8, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(self.conv(x).movedim(1, -1)).mean((1, 2))
+
+
+def test_seeds_work_on_channels_wherever_these_stand():
+    model = Patches()
+    growth = attached(model, slots=("conv", "mix"), example=torch.randn(2, 3, 5, 7))
+    assert [place.spec.shape for place in growth.slots.places] == [(5, 7, 8), (5, 7, 12)]
+    assert [place.channels_first for place in growth.slots.places] == [True, False]
+
+
 def test_half_a_name_is_no_slot():
     for pattern in ("fc", "c1", "fc1."):
         model = MLP()
