@@ -1,13 +1,48 @@
-"""One process of a distributed run: 50 steps with two births, then everybody's weights are compared."""
+"""One process of a distributed run: 50 steps with two births, then weights, gradients and a rollback are compared."""
 
+import math
 import sys
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from conftest_growth import GPT
-from esper.growth import Doubling, grow
+from esper.growth import Doubling, Growth, grow
+
+
+def same_weights(model: nn.Module) -> bool:
+    """Whether both processes have the same weights."""
+    mine = torch.cat([p.detach().flatten() for p in model.parameters()])
+    every = [torch.zeros_like(mine) for _ in range(2)]
+    dist.all_gather(every, mine)
+    return torch.equal(every[0], every[1])
+
+
+def gradients_are_means(model: nn.Module, parallel: nn.Module, x: Tensor) -> bool:
+    """Whether a backward pass leaves the mean of what each process has found, for old and new parameters alike."""
+    parameters = list(model.parameters())
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(model(x).square().mean(), parameters)])
+    dist.all_reduce(expected)
+    parallel(x).square().mean().backward()
+    found = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
+    model.zero_grad()
+    return torch.allclose(found, expected / 2, atol=1e-6)
+
+
+def rolled_back_together(growth: Growth, parallel: nn.Module, x: Tensor, rank: int) -> bool:
+    """Whether a loss that is not finite on one process takes a birth back on both."""
+    growth.undo()
+    growth.deepen()
+    for step in range(10):
+        loss = parallel(x).square().mean()
+        loss.backward()
+        growth.optimizer.step()
+        growth.optimizer.zero_grad()
+        growth.step(loss * math.nan if (rank, step) == (1, 0) else loss)
+    assert growth.average is not None
+    return growth.depth == {"blocks": 2} and growth.log[-1].kind == "rollback" and bool(growth.average.isfinite())
 
 
 def main(rank: int, file: str, wrapped_first: bool) -> None:
@@ -16,9 +51,9 @@ def main(rank: int, file: str, wrapped_first: bool) -> None:
     torch.manual_seed(1)
     model = GPT(1)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    policy = Doubling((0.1, 0.4))
+    policy = Doubling((0.03, 0.12))
     parallel = DistributedDataParallel(model) if wrapped_first else None
-    growth = grow(parallel or model, optimizer, total=120, policy=policy, blend=5)
+    growth = grow(parallel or model, optimizer, total=400, policy=policy, blend=5)
     parallel = parallel or DistributedDataParallel(model)
     generator = torch.Generator().manual_seed(rank)
     births = []
@@ -31,12 +66,16 @@ def main(rank: int, file: str, wrapped_first: bool) -> None:
         optimizer.zero_grad()
         growth.step(loss)
         births += [step] * (len(growth.births) - count)
-    mine = torch.cat([p.detach().flatten() for p in model.parameters()])
-    every = [torch.zeros_like(mine) for _ in range(2)]
-    dist.all_gather(every, mine)
     steps = [None, None]
     dist.all_gather_object(steps, births)
-    print(rank, len(model.blocks), births, steps[0] == steps[1], torch.equal(every[0], every[1]), flush=True)
+    checks = [
+        steps[0] == steps[1],
+        same_weights(model),
+        gradients_are_means(model, parallel, x),
+        rolled_back_together(growth, parallel, x, rank),
+        same_weights(model),
+    ]
+    print(rank, births, checks, flush=True)
     dist.destroy_process_group()
 
 

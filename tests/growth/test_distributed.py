@@ -1,6 +1,8 @@
-"""Births happen at the same step on all processes, and weights stay identical."""
+"""Births and rollbacks happen at the same step on all processes, and weights stay identical."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,9 +27,11 @@ def test_two_processes_with_two_births_keep_identical_weights(tmp_path, order):
         )
         for rank in range(2)
     ]
-    for rank, worker in enumerate(workers):
-        out, errors = worker.communicate(timeout=240)
-        assert worker.returncode == 0, errors
+    ended = [(*worker.communicate(timeout=240), worker.returncode) for worker in workers]
+    for rank, (out, errors, code) in enumerate(ended):
+        assert code == 0, errors
         said = out.strip().splitlines()[-1]
-        assert said.startswith(f"{rank} 4 ["), said
-        assert said.endswith("True True"), said
+        births, checks = (json.loads(part.lower()) for part in re.findall(r"\[.*?\]", said))
+        assert said.startswith(f"{rank} ["), said
+        assert len(births) == 2, said
+        assert checks == [True] * 5, said

@@ -262,3 +262,26 @@ def test_what_cannot_be_grown_is_refused_in_one_sentence(tmp_path):
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5)
     with pytest.raises(EsperError, match="schedule is on beside a scheduler of another kind"):
         trainer(tmp_path, model, callback(), optimizers=(optimizer, schedule)).train()
+
+
+class Evaluates(TrainerCallback):
+    """Evaluates the model before every training step."""
+
+    @torch.no_grad()
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        kwargs["model"].eval()
+        kwargs["model"](input_ids=TOKENS[:4], labels=TOKENS[4:8])
+        kwargs["model"].train()
+
+
+def test_losses_of_evaluation_are_not_taken_for_training(tmp_path):
+    runs = []
+    for others in ((), (Evaluates(),)):
+        model, cb = made("llama"), callback(total=8, blend=2)
+        trainer(tmp_path, model, cb, *others).train()
+        assert cb.growth is not None
+        runs.append((cb.growth, weights(model)))
+    (plain, before), (evaluated, after) = runs
+    assert evaluated.log == plain.log
+    assert evaluated.history == plain.history
+    assert equal(after, before)

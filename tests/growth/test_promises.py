@@ -203,3 +203,22 @@ def test_a_model_that_is_moved_or_cast_in_mid_blend_blends_on(kind):
     assert {round(float(twin._esper_alpha), 6) for birth in growth.births for twin in birth.twins} == {0.5}
     train(kind, growth, 2, first=5)
     assert not growth.is_blending
+
+
+def test_modules_that_are_frozen_in_evaluation_mode_stay_so():
+    """Fine-tuning keeps batch norm in evaluation mode; attaching, counting and growing leave it there."""
+    kind = KINDS["resnet"]
+    model = kind.make(2).train()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()
+    modes = [module.training for module in model.modules()]
+    growth = grow(
+        model, OPTIMIZERS["sgd"](model.parameters()), total=9, policy=lambda growth: None, example=kind.inputs()
+    )
+    assert [module.training for module in model.modules()] == modes
+    assert growth.deepen()
+    assert {m.training for m in model.modules() if isinstance(m, nn.BatchNorm2d)} == {False}
+    growth.undo()
+    growth.undo()
+    assert [module.training for module in model.modules()] == modes

@@ -275,6 +275,8 @@ def test_a_silent_seed_full_of_nan_harms_nothing():
     for p in growth.slots.planted[0].parameters():
         p.data.fill_(torch.nan)
     assert torch.equal(bits(answer(kind, growth.model)), bits(before))
+    growth.model(kind.inputs(1)).square().mean().backward()
+    assert all(bool(p.grad.isfinite().all()) for p in growth.model.parameters() if p.grad is not None)
 
 
 def test_a_blueprint_of_the_users_own_can_be_planted():

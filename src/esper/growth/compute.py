@@ -76,25 +76,37 @@ def fake_call(call: Call) -> Call:
     return tree_map(lambda x: x.fake() if isinstance(x, TensorSpec) else x, call)
 
 
+@contextmanager
+def kept_modes(model: nn.Module) -> Iterator[None]:
+    """Give every module its own mode back after the block: a user may have frozen some with `eval()`."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def step_flops(model: nn.Module, call: Call) -> int:
     """Count forward and backward pass of one call in training mode.
 
     Attention is counted as its matrix products, on every device alike.
     """
-    training = model.training
-    model.train()
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad(), fake_tensors(model, mode) as own:
-            args, kwargs = fake_call(call)
-            with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-                output = model(*args, **kwargs)
-                outputs = [x for x in tree_leaves(_plain(output)) if isinstance(x, Tensor) and x.requires_grad]
-                if outputs:
-                    loss = torch.stack([x.float().sum() for x in outputs]).sum()
-                    torch.autograd.grad(loss, [x for x in own if x.requires_grad], allow_unused=True)
-            return counter.get_total_flops()
-    finally:
-        model.train(training)
+    with (
+        kept_modes(model),
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        torch.enable_grad(),
+        fake_tensors(model, mode) as own,
+    ):
+        model.train()
+        args, kwargs = fake_call(call)
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            output = model(*args, **kwargs)
+            outputs = [x for x in tree_leaves(_plain(output)) if isinstance(x, Tensor) and x.requires_grad]
+            if outputs:
+                loss = torch.stack([x.float().sum() for x in outputs]).sum()
+                torch.autograd.grad(loss, [x for x in own if x.requires_grad], allow_unused=True)
+        return counter.get_total_flops()
 
 
 def _plain(output: Any) -> Any:

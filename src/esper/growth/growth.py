@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from esper.growth import captures, finishing, reports
 from esper.growth.captures import Capture
 from esper.growth.chains import Chain, Refusal, find_chains
-from esper.growth.compute import Call, Meter, as_call
+from esper.growth.compute import Call, Meter, as_call, kept_modes
 from esper.growth.distributed import SharedGradients, is_distributed
 from esper.growth.garden import Garden, SeedChange
 from esper.growth.optimizers import check_optimizer, join_as_copies, leave, rename_groups
@@ -291,13 +291,9 @@ class Growth:
     @torch.no_grad()
     def _evaluated(self) -> float:
         assert self.evaluate is not None
-        modes = [(module, module.training) for module in self.model.modules()]
-        self.model.eval()
-        try:
+        with kept_modes(self.model):
+            self.model.eval()
             value = torch.as_tensor(self.evaluate(), dtype=torch.float64)
-        finally:
-            for module, training in modes:
-                module.training = training
         if value.numel() != 1 or not bool(value.isfinite()):
             raise EsperError(f"evaluate must return one finite number, a validation loss, not {value.tolist()}")
         return float(agreed(value))

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ def save(growth: "Growth", folder: str | Path) -> None:
     manifest = describe(growth)
     manifest["captures"] = {name: part.manifest for name, part in parts.items()}
     tensors = {f"{name}/{key}": x for name, part in parts.items() for key, x in part.tensors.items()}
-    manifest["tensors"] = f"growth-{growth.steps:09d}.safetensors"
+    manifest["tensors"] = _free_name(folder, growth.steps)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -42,6 +43,12 @@ def save(growth: "Growth", folder: str | Path) -> None:
     for old in folder.glob("growth-*.safetensors"):
         if old.name != manifest["tensors"]:
             old.unlink(missing_ok=True)
+
+
+def _free_name(folder: Path, steps: int) -> str:
+    """Return a name that no file has: the tensors of the save before are needed until the manifest is replaced."""
+    names = (f"growth-{steps:09d}-{n}.safetensors" for n in count(1))
+    return next(name for name in names if not (folder / name).exists())
 
 
 def describe(growth: "Growth") -> dict[str, Any]:

@@ -36,7 +36,6 @@ def _problem(model: nn.Module, chain: Chain, call: Call) -> str | None:
 
     blocks = chain.blocks
     handles = [block.register_forward_hook(note, with_kwargs=True) for block in blocks]
-    training = model.training
     arrange(chain, [block for block in blocks for _ in range(2)])
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad(), fake_tensors(model, mode):
@@ -46,7 +45,6 @@ def _problem(model: nn.Module, chain: Chain, call: Call) -> str | None:
         return f"the model fails when a block is repeated: {str(error).splitlines()[0]}"
     finally:
         arrange(chain, blocks)
-        model.train(training)
         for handle in handles:
             handle.remove()
     return _judge(chain, blocks, calls)

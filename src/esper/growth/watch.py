@@ -92,4 +92,9 @@ class Watch:
 
 
 def _mixed(average: Tensor | None, loss: Tensor, weight: float) -> Tensor:
-    return loss if average is None else torch.lerp(average.to(loss.device), loss, weight)
+    """Add a loss to an average; one that is not finite is left out, and noticed when losses are read."""
+    if average is None:
+        return loss
+    average = average.to(loss.device)
+    mixed = torch.where(loss.isfinite(), torch.lerp(average, loss, weight), average)
+    return torch.where(average.isfinite(), mixed, loss)
