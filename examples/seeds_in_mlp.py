@@ -5,7 +5,7 @@ python examples/seeds_in_mlp.py [--policy learned] [--steps 8000] [--out runs/se
 The MLP is too narrow for its task. Behind each of its hidden layers lies a slot, and a policy decides when to plant
 which seed: a rule ("heuristic"), or the controller that ships with Esper ("learned"). Both look at the validation
 loss. The finished model is plain PyTorch and is exported with torch.export. Lines that end in "# Esper" are all that
-growth adds to an ordinary training loop. About half a minute on 2 CPU cores.
+growth adds to an ordinary training loop. About 10 seconds on 2 CPU cores.
 """
 
 import argparse
