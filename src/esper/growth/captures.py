@@ -1,6 +1,6 @@
 """Capture a growing model by name, with its structure and its optimizer, and go back to it.
 
-The same record serves rolling back, trying a change out, and files.
+One record serves rolling back, trying a change out, and files.
 """
 
 import json

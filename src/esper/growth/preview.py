@@ -37,7 +37,7 @@ class PreviewRow:
 
 @dataclass(frozen=True)
 class Preview:
-    """What would be grown in a model, and what would not; printed, it is a table."""
+    """A list of what would be grown in a model, and what would not; printed, it is a table."""
 
     parameters: int
     """Parameters of the model as it is."""
