@@ -1,4 +1,4 @@
-"""Faults that no other test of growth would notice: each test here was written for a mutant that survived."""
+"""Promises of growth that the other tests leave open: each test here was written for a mutant that no other names."""
 
 import json
 import math
