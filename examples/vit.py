@@ -1,10 +1,10 @@
 """Grow a vision transformer of `transformers` on handwritten digits: it begins with two layers and ends with eight.
 
-python examples/vit.py [--steps 3000] [--out runs/vit]
+python examples/vit.py [--steps 2000] [--out runs/vit]
 
 The data are scikit-learn's digits, images of 8 × 8 pixels (pip install 'esper-nn[data,transformers]'). The grown model
 is saved and loaded like any other model of `transformers`. Lines that end in "# Esper" are all that growth adds to an
-ordinary training loop. About 30 seconds on 2 CPU cores.
+ordinary training loop. About 40 seconds on 2 CPU cores.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import esper
 
-BATCH, LR = 32, 1e-3
+BATCH, LR = 64, 1e-3
 TEST = 397
 """Images that are kept for testing, out of 1,797."""
 CONFIG = ViTConfig(
@@ -75,7 +75,7 @@ def train(data: Digits, steps: int) -> ViTForImageClassification:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=3000, help="compute, in optimizer steps at two layers")
+    parser.add_argument("--steps", type=int, default=2000, help="compute, in optimizer steps at two layers")
     parser.add_argument("--out", type=Path, default=Path("runs/vit"), help="folder for the trained model")
     asked = parser.parse_args()
     if asked.steps < 1:
