@@ -15,7 +15,7 @@ from conftest_growth import GPT, KINDS, WIDTH, Block, bits, llama, nested
 from esper.growth import Doubling, Growth, WarmupStableDecay, grow, resume
 from esper.growth.growth import config_of
 from esper.growth.policies import Plateau
-from esper.growth.watch import _mixed
+from esper.growth.watch import Watch
 from esper.leyline.errors import EsperError, FileError
 
 X = torch.randint(32, (2, 8), generator=torch.Generator().manual_seed(0))
@@ -590,11 +590,12 @@ def test_a_rollback_leaves_learning_rates_and_spent_compute_alone():
 
 
 def test_a_loss_that_is_not_finite_does_not_spoil_the_average():
-    """On a GPU, and with several processes, losses are averaged before anybody has looked at them."""
-    finite, nan = torch.tensor(2.0), torch.tensor(torch.nan)
-    assert _mixed(finite, nan, 0.5) == 2.0
-    assert _mixed(nan, finite, 0.5) == 2.0
-    assert _mixed(finite, torch.tensor(4.0), 0.5) == 3.0
+    watch = Watch()
+    assert watch.see(torch.tensor(2.0), 1) is None
+    assert watch.see(torch.tensor(torch.nan), 2) != 2.0
+    assert watch.average == 2.0
+    assert watch.see(torch.tensor(4.0), 3) is None
+    assert watch.average == pytest.approx(2.1)
 
 
 def test_without_a_governor_nothing_is_rolled_back():

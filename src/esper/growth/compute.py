@@ -41,6 +41,8 @@ def as_call(example: Any) -> Call:
 
 def remembered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """Describe the arguments of a call."""
+    if not kwargs and all(isinstance(x, Tensor) for x in args):  # the common case, without walking through a tree
+        return tuple(TensorSpec(x) for x in args), {}
     return tree_map(lambda x: TensorSpec(x) if isinstance(x, Tensor) else x, (args, kwargs))
 
 

@@ -30,7 +30,7 @@ from esper.growth.saving import save
 from esper.growth.slots import Planted
 from esper.growth.trace import verify
 from esper.growth.twins import arrange, attach, copy_block, detach, set_alpha, settle
-from esper.growth.watch import READ_EVERY, Watch, agreed
+from esper.growth.watch import Watch, agreed
 from esper.growth.wrappers import GROWN, is_compiled, unwrapped
 from esper.leyline.errors import EsperError
 
@@ -206,8 +206,8 @@ class Growth:
         return any(not birth.done for birth in self.births)
 
     @property
-    def average(self) -> Tensor | None:
-        """Exponential average of the training loss, on its device."""
+    def average(self) -> float | None:
+        """Exponential average of the training loss over all processes, as far as it has been read from the device."""
         return self.watch.average
 
     def attach(self, quiet: bool = False) -> None:
@@ -320,15 +320,8 @@ class Growth:
         self.metric, self._is_metric_new = float(metric), True
 
     def measure(self) -> float | None:
-        """Return what policies judge by: the reported metric, else the average training loss; None between two reads.
-
-        The loss is read from the device every few steps only, and averaged over all processes.
-        """
-        if self.metric is not None:
-            return self.metric
-        if self.average is None or self.steps % READ_EVERY:
-            return None
-        return float(agreed(self.average))
+        """Return what policies judge by: the reported metric, else the average training loss."""
+        return self.average if self.metric is None else self.metric
 
     def judge(self) -> float:
         """Return how good the model is now, lower is better: evaluated, else the average training loss.
@@ -340,7 +333,7 @@ class Growth:
             return self._evaluated()
         if self.average is None:
             raise EsperError("this policy compares losses: pass the loss to growth.step, or evaluate= to grow")
-        return float(agreed(self.average))
+        return self.average
 
     def _measure(self) -> None:
         """Keep a point of the curves, about 400 in a run and one for every evaluation."""
@@ -348,17 +341,16 @@ class Growth:
         is_evaluated = self._is_metric_new and self.evaluate is not None
         if self.budget is None or (self.spent - last < self.budget / POINTS and not self.done and not is_evaluated):
             return
-        average = None if self.average is None else float(agreed(self.average))
         metric = self.metric if self._is_metric_new else None
         self._is_metric_new = False
-        self.history.append(Measurement(self.steps, self.spent, self.num_parameters, average, metric))
+        self.history.append(Measurement(self.steps, self.spent, self.num_parameters, self.average, metric))
 
     def _roll_back(self, worst: float) -> None:
         if self.watch.before is None:
             raise EsperError(f"the loss is not finite at step {self.steps}: lower the learning rate or check the data")
         usual = self.watch.usual
         captures.restore(self, self.watch.before)
-        self.watch.end()
+        self.watch.forget()
         self.note("rollback", f"loss {worst:.3g} after a birth at {usual:.3g}")
 
     def _move_blends(self) -> None:

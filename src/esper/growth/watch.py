@@ -14,87 +14,119 @@ READ_EVERY = 10
 """Steps between two reads of the loss from a GPU, or from other processes; otherwise it is looked at every step."""
 AVERAGE, RECENT = 0.05, 0.25
 """Weights of the newest loss in its average and in its recent average."""
-DIVERGED = 1.0
-"""How far the recent average may rise above the average before a birth, as a share of that."""
+DIVERGED, LOST, NOISE = 1.0, 0.25, 3.0
+"""How far the recent average may rise above the average before a birth: the largest of a share of that average, a share
+of what had been gained since the first loss, and a multiple of the deviation of single losses."""
 WATCHED = 2
 """Times the length of a blend for which a birth is watched."""
+DELAY = 2 * READ_EVERY
+"""Steps after which every loss has been read."""
 
 
-def agreed(value: Tensor, largest: bool = False) -> Tensor:
-    """Return numbers that all processes of a distributed run share: their mean, or the largest, on the CPU.
-
-    A number that is not finite on one process is not finite on all.
-    """
-    if is_distributed():
-        value = value.detach().clone()
-        if largest:  # backends differ in what the maximum with NaN is
-            value = torch.where(value.isfinite(), value, torch.inf)
-        dist.all_reduce(value, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
-        value = value if largest else value / dist.get_world_size()
-    return value.cpu()
+def agreed(value: Tensor) -> Tensor:
+    """Return the mean over all processes of a distributed run; it is not finite if one of them is not."""
+    if not is_distributed():
+        return value
+    value = value.detach().clone()
+    dist.all_reduce(value)
+    return value / dist.get_world_size()
 
 
 class Watch:
-    """The average of the training loss, and the latest birth while it can still be taken back."""
+    """The average of the training loss, and the latest birth while it can still be taken back.
+
+    Losses on a GPU are collected, copied while training goes on, and looked at when the next ones are copied: nothing
+    waits for the GPU.
+    """
 
     def __init__(self) -> None:
-        self.average: Tensor | None = None
-        """Exponential average of the training loss, on its device."""
+        self.average: float | None = None
+        """Exponential average of the training loss, over all processes."""
         self.before: Capture | None = None
         """The model just before the birth that is being watched."""
-        self.usual, self.since, self.until = math.inf, 0, 0
-        """Average loss just before the birth; the step of the birth, and that at which watching ends."""
-        self._worst: Tensor | None = None
-        self._recent: Tensor | None = None
+        self.usual, self.limit, self.since, self.until = math.inf, math.inf, 0, 0
+        """Average loss just before the birth and the highest allowed; the step of the birth, and when watching ends."""
+        self._first: float | None = None
+        self._variance: float | None = None
+        self._recent: float | None = None
+        self._unread: list[Tensor] = []
+        self._arriving: tuple[Tensor, torch.cuda.Event] | None = None
 
     def begin(self, before: Capture | None, step: int, blend: int) -> None:
         """Watch a birth, unless there is nothing to go back to. Births of one step are taken back together."""
         if before is not None:
-            self.before, self.usual = before, math.inf if self.average is None else float(agreed(self.average))
+            self.before, self.usual = before, math.inf if self.average is None else self.average
+            gained = 0.0 if self._first is None else self._first - self.usual
+            noise = 0.0 if self._variance is None else self._variance**0.5
+            self.limit = self.usual + max(DIVERGED * abs(self.usual), LOST * gained, NOISE * noise)
         self.since, self.until = step, step + WATCHED * blend
 
     def end(self) -> None:
         """Stop watching: the birth stays."""
-        self.before, self.usual = None, math.inf
+        self.before, self.usual, self.limit = None, math.inf, math.inf
+
+    def forget(self) -> None:
+        """Drop the losses of a model that has been taken back."""
+        self._unread, self._arriving, self._recent = [], None, None
+        self.end()
 
     def see(self, loss: Tensor, step: int) -> float | None:
-        """Add a loss to the average, and return the worst of the latest ones if training has diverged.
-
-        The loss is read from a GPU every few steps only.
-        """
-        loss = loss.detach().float()
-        self._worst = loss if self._worst is None else torch.maximum(self._worst, loss)
-        self._recent = _mixed(self._recent, loss, RECENT)
-        if step % READ_EVERY == 0 or (loss.device.type == "cpu" and not is_distributed()):
-            worst, recent = agreed(torch.stack([self._worst, self._recent]), largest=True).tolist()
-            self._worst = None
-            if not math.isfinite(worst) or recent > self.usual + DIVERGED * abs(self.usual):
-                self._recent = None
-                return worst
-        self.average = _mixed(self.average, loss, AVERAGE)
-        if self.before is not None and step >= self.until:
+        """Take a loss in, and return the worst of those that have been read if training has diverged."""
+        self._unread.append(loss.detach().reshape(()))
+        at_once = loss.device.type == "cpu" and not is_distributed()
+        if step % READ_EVERY and not at_once:
+            return None
+        for value in self._read():
+            if not math.isfinite(value):
+                return value
+            self._first = value if self._first is None else self._first
+            self._recent = _mixed(self._recent, value, RECENT)
+            if self._recent > self.limit:
+                return value
+            if self.average is not None:
+                self._variance = _mixed(self._variance, (value - self.average) ** 2, AVERAGE)
+            self.average = _mixed(self.average, value, AVERAGE)
+        if self.before is not None and step >= self.until + (0 if at_once else DELAY):
             self.end()
         return None
 
+    def _read(self) -> list[float]:
+        """Return losses that have arrived. Those of a GPU arrive one read later."""
+        device = self._unread[-1].device
+        losses = agreed(torch.stack([loss.to(device, torch.float32) for loss in self._unread]))
+        self._unread = []
+        if losses.device.type != "cuda":
+            return losses.tolist()
+        arrived, copy = self._arriving, losses.to("cpu", non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(losses.device))
+        self._arriving = copy, event
+        if arrived is None:
+            return []
+        arrived[1].synchronize()
+        return arrived[0].tolist()
+
     def describe(self) -> dict[str, Any]:
-        """Return everything but tensors, as JSON."""
-        average = None if self.average is None else float(self.average)
-        usual = None if self.usual == math.inf else self.usual
-        recent = None if self._recent is None else float(self._recent)
-        return {"average": average, "recent": recent, "usual": usual, "since": self.since, "until": self.until}
+        """Return everything but the capture, as JSON."""
+        described: dict[str, Any] = {"average": self.average, "recent": self._recent}
+        described |= {"variance": self._variance, "first": self._first}
+        for name in ("usual", "limit"):
+            described[name] = None if getattr(self, name) == math.inf else getattr(self, name)
+        arriving: list[float] = []
+        if self._arriving is not None:
+            self._arriving[1].synchronize()
+            arriving = self._arriving[0].tolist()
+        unread = [*arriving, *(float(loss) for loss in self._unread)]
+        return described | {"since": self.since, "until": self.until, "unread": unread}
 
     def load(self, saved: dict[str, Any], before: Capture | None) -> None:
-        """Take over what was saved."""
-        self.average = None if saved["average"] is None else torch.tensor(saved["average"])
-        self._recent = None if saved["recent"] is None else torch.tensor(saved["recent"])
-        self.usual = math.inf if saved["usual"] is None else saved["usual"]
+        """Take over what was saved. Losses that were not read yet are read with the next."""
+        self.average, self._recent = saved["average"], saved["recent"]
+        self._variance, self._first = saved["variance"], saved["first"]
+        self.usual, self.limit = (math.inf if saved[name] is None else saved[name] for name in ("usual", "limit"))
         self.since, self.until, self.before = saved["since"], saved["until"], before
+        self._unread = [torch.tensor(loss) for loss in saved["unread"]]
 
 
-def _mixed(average: Tensor | None, loss: Tensor, weight: float) -> Tensor:
-    """Add a loss to an average; one that is not finite is left out, and noticed when losses are read."""
-    if average is None:
-        return loss
-    average = average.to(loss.device)
-    mixed = torch.where(loss.isfinite(), torch.lerp(average, loss, weight), average)
-    return torch.where(average.isfinite(), mixed, loss)
+def _mixed(average: float | None, value: float, weight: float) -> float:
+    return value if average is None else average + weight * (value - average)
