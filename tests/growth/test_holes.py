@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from conftest_growth import GPT, KINDS, WIDTH, Block, bits, llama, nested
 from esper.growth import Doubling, Growth, WarmupStableDecay, grow, resume
-from esper.growth.growth import config_of
+from esper.growth.attaching import config_of
 from esper.growth.policies import Plateau
 from esper.growth.watch import Watch
 from esper.leyline.errors import EsperError, FileError

@@ -238,6 +238,9 @@ def test_undo_takes_a_planting_and_a_removal_back(name):
     kept = {id(p): s["exp_avg"].clone() for p, s in growth.optimizer.state.items()}
     before = answer(kind, growth.model)
     assert growth.prune(kind.slots[0])
+    growth.undo()
+    assert len(growth.slots.planted) == 1, "what was taken back is the pruning, not the planting"
+    assert growth.prune(kind.slots[0])
     growth.slots.tick(growth)  # the next decision
     assert growth.slots.planted == []
     assert list(growth.model.state_dict()) == names

@@ -1,6 +1,7 @@
 """Grow a user's own model while it trains."""
 
-from esper.growth.growth import Growth, grow
+from esper.growth.attaching import grow
+from esper.growth.growth import Growth
 from esper.growth.policies import Deepen, Doubling, Plan, Plateau, Probe, SlotAction
 from esper.growth.preview import Preview, preview
 from esper.growth.records import Event, GrowthConfig, Measurement

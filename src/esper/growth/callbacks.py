@@ -14,14 +14,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from esper.growth.attaching import grow
 from esper.growth.captures import rebuild, structure
-from esper.growth.growth import Growth, base_of, grow
+from esper.growth.growth import Growth
 from esper.growth.optimizers import check_optimizer, rename_groups
 from esper.growth.policies import GrowthPolicy, restored_policy
 from esper.growth.records import GrowthConfig
 from esper.growth.saving import VERSION, describe, misfit
 from esper.growth.schedules import WarmupStableDecay
-from esper.growth.wrappers import unwrapped
+from esper.growth.wrappers import base_of, unwrapped
 from esper.leyline.errors import EsperError, FileError, unknown
 from esper.leyline.tensor_files import parsing
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from esper.growth.births import plant_twins
 from esper.growth.optimizers import named
 from esper.leyline.errors import FileError
 
@@ -96,7 +97,7 @@ def rebuild(growth: "Growth", then: Mapping[str, Any]) -> None:
     since = growth.steps - then["steps"]
     for saved in then["births"]:
         chain = chains[saved["chain"]]
-        growth.plant_twins(chain, saved["counts"], saved["step"] + since, saved["blend"], saved["done"])
+        plant_twins(growth, chain, saved["counts"], saved["step"] + since, saved["blend"], saved["done"])
     growth.slots.load(growth, then["slots"])
 
 

@@ -1,6 +1,6 @@
 """Find chains: runs of like blocks in `nn.ModuleList` and `nn.Sequential` that can be deepened by twins."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,6 +141,16 @@ def _depths(parent: nn.Module, length: int) -> Iterator[tuple[Any, str]]:
         for name, value in list(getattr(holder, "__dict__", {}).items()):
             if holder is not parent and type(value) is list and len(value) == length and name.startswith("layer"):
                 yield holder, name
+
+
+def nothing_to_grow(refusals: Sequence[Refusal]) -> str:
+    """Say why nothing in a model can be deepened."""
+    reasons = "; ".join(f"{refusal.name}: {refusal.reason}" for refusal in refusals)
+    found = f" ({reasons})" if reasons else ""
+    return (
+        f"the model has no chain of like blocks in an nn.ModuleList or nn.Sequential to deepen{found}: name places for"
+        " new modules with slots="
+    )
 
 
 def stream_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:

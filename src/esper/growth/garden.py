@@ -52,6 +52,8 @@ class SeedChange:
     removed: Planted | None = None
     optimizer: tuple[tuple[int, nn.Parameter, dict[str, Any]], ...] = ()
     """Group and state of each parameter of a removed seed."""
+    is_fading: bool = False
+    """Whether the seed is being pruned and still there."""
 
 
 class Garden:
@@ -132,6 +134,8 @@ class Garden:
             fields = zip(state, ramped, strict=True)
             state = SlotState(*(torch.where(born, new, old) for old, new in fields))
         self._tend(growth, before, state)
+        if action[Head.OP] == Op.PRUNE:
+            growth.changes.append(SeedChange(action[Head.SLOT], before, is_fading=True))
         return True
 
     def tick(self, growth: "Growth") -> None:
@@ -159,6 +163,10 @@ class Garden:
                 self.put(growth, s)
                 growth.changes.append(SeedChange(s, before))
             elif planted is not None and not wanted:
+                last = growth.changes[-1] if growth.changes else None
+                if isinstance(last, SeedChange) and last.is_fading and last.slot == s:
+                    before = last.before
+                    growth.changes.pop()
                 growth.changes.append(self.remove(growth, s, before))
         self._note_stages(growth, before, state)
 
@@ -214,7 +222,7 @@ class Garden:
     def undo(self, growth: "Growth", change: SeedChange) -> None:
         """Take a planting or a removal back."""
         s = change.slot
-        if change.removed is None:
+        if change.removed is None and not change.is_fading:
             self.remove(growth, s, self.state)
         fields = zip(self.state, change.before, strict=True)
         here = torch.arange(len(self)) == s

@@ -17,116 +17,27 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.growth import captures, finishing, reports
+from esper.growth.births import finish_births, move_blends, plant_twins, remove_birth
 from esper.growth.captures import Capture
-from esper.growth.chains import Chain, Refusal, find_chains
-from esper.growth.compute import Call, Meter, as_call, kept_modes
+from esper.growth.chains import Chain, find_chains, nothing_to_grow
+from esper.growth.compute import Call, Meter, kept_modes
 from esper.growth.distributed import SharedGradients, is_distributed
 from esper.growth.garden import Garden, SeedChange
-from esper.growth.optimizers import check_optimizer, join_as_copies, leave, rename_groups
-from esper.growth.policies import Action, Deepen, GrowthPolicy, SlotAction, named_policy
+from esper.growth.optimizers import rename_groups
+from esper.growth.policies import Action, Deepen, GrowthPolicy, SlotAction
 from esper.growth.preview import Preview, preview_of
 from esper.growth.records import Birth, Event, GrowthConfig, Measurement
 from esper.growth.saving import save
 from esper.growth.slots import Planted
 from esper.growth.trace import verify
-from esper.growth.twins import arrange, attach, copy_block, detach, set_alpha, settle
 from esper.growth.watch import Watch, agreed
-from esper.growth.wrappers import GROWN, is_compiled, unwrapped
+from esper.growth.wrappers import GROWN, base_of
 from esper.leyline.errors import EsperError
 
 BLEND = 0.03
 """Default length of a blend, as a share of the steps that the budget would pay for at the initial size."""
 POINTS = 400
 """Measurements of a whole run that are kept for curves, about."""
-
-
-def grow(
-    model: nn.Module,
-    optimizer: Optimizer,
-    *,
-    total: int | None = None,
-    flops: float | None = None,
-    epochs: float | None = None,
-    steps_per_epoch: int | None = None,
-    policy: str | Path | GrowthPolicy | None = None,
-    slots: str | Sequence[str] = (),
-    evaluate: Callable[[], float] | None = None,
-    example: Any = None,
-    **options: Any,
-) -> "Growth":
-    """Attach growth to a model and its optimizer; both stay the user's own objects.
-
-    Args:
-        model: Any module with a chain of like blocks, or with slots that you name.
-        optimizer: The optimizer that trains it. New parameters join its existing groups.
-        total: Budget in optimizer steps at the model's present size.
-        flops: Budget in floating-point operations, instead of `total`.
-        epochs: Budget in passes over the data at the present size, instead of `total`; needs `steps_per_epoch`.
-        steps_per_epoch: Optimizer steps in an epoch, usually `len(loader)`.
-        policy: When and what to grow. For chains "doubling" (the default), "plateau" or "probe"; for slots "heuristic"
-            (the default if slots are named) or "learned", the controller that ships with Esper; a plan as a JSON file;
-            a policy of fleets; or a function from a `Growth` to actions.
-        slots: Modules behind which seeds can be planted: exact names, ends of names, or regular expressions.
-        evaluate: A function that returns a validation loss, lower is better. It is called 25 times in the budget, with
-            the model in evaluation mode and without gradients. "heuristic" and "learned" need it.
-        example: Inputs of the model, to check it at once: a tensor, a tuple of positional or a dictionary of keyword
-            arguments. Without one, the first training step serves as the example.
-        **options: Further fields of `esper.growth.GrowthConfig`: max_growth (4), max_parameters, blend, governed,
-            decisions, price, seeds, stream, rng_seed.
-
-    Returns:
-        The growth: call its `step` after every optimizer step.
-
-    Raises:
-        EsperError: If the model or the optimizer cannot be grown. Nothing has been changed then.
-
-    Example:
-        >>> growth = esper.grow(model, optimizer, total=4500)
-        >>> for x, y in batches:
-        ...     loss = F.cross_entropy(model(x), y)
-        ...     loss.backward(); optimizer.step(); optimizer.zero_grad()
-        ...     growth.step(loss)
-        ...     if growth.done:
-        ...         break
-        >>> model = growth.finish()
-    """
-    patterns = (slots,) if isinstance(slots, str) else tuple(slots)
-    config = config_of(total, flops, epochs, steps_per_epoch, slots=patterns, **options)
-    inner = unwrapped(model)
-    check_optimizer(optimizer, inner)
-    chosen = named_policy(("heuristic" if patterns else "doubling") if policy is None else policy)
-    growth = Growth(inner, optimizer, chosen, config, evaluate)
-    if not growth.chains and not patterns:
-        raise EsperError(_nothing_to_grow(growth.refusals))
-    if example is not None:
-        growth.see(as_call(example))
-    growth.attach()
-    return growth
-
-
-def config_of(
-    total: int | None, flops: float | None, epochs: float | None, steps_per_epoch: int | None, **options: Any
-) -> GrowthConfig:
-    """Return the options of a growth, with a budget in epochs turned into steps."""
-    if epochs is not None:
-        if steps_per_epoch is None or steps_per_epoch < 1:
-            raise EsperError("epochs needs steps_per_epoch, the optimizer steps in an epoch, usually len(loader)")
-        if total is not None:
-            raise EsperError("give one budget: total (optimizer steps at the present size), flops, or epochs")
-        total = round(epochs * steps_per_epoch)
-    if isinstance(options.get("seeds"), str):
-        options["seeds"] = (options["seeds"],)
-    if "seeds" in options:
-        options["seeds"] = tuple(options["seeds"])
-    try:
-        return GrowthConfig(total=total, flops=flops, **options)
-    except TypeError as error:
-        raise EsperError(f"grow takes no such option: {str(error).partition('argument ')[2] or error}") from None
-
-
-def base_of(model: nn.Module) -> dict[str, list[int]]:
-    """Return the shapes of a model's tensors: what its constructor makes."""
-    return {name: list(x.shape) for name, x in model.state_dict().items() if isinstance(x, Tensor)}
 
 
 class Growth:
@@ -221,7 +132,7 @@ class Growth:
         """Check chains and slots against real inputs, and set the budget from the cost of a step."""
         chains, refused = verify(self.model, self.chains, call)
         if not chains and not len(self.slots):
-            raise EsperError(_nothing_to_grow([*self.refusals, *refused]))
+            raise EsperError(nothing_to_grow([*self.refusals, *refused]))
         self.slots.see(self.model, call)
         self.chains, self.refusals = chains, [*self.refusals, *refused]
         self._is_checked = True
@@ -268,7 +179,9 @@ class Growth:
         self.spent += cost
         self.steps += 1
         self._remember_rates()
-        self._move_blends()
+        move_blends(self)
+        if len(self.slots):
+            self.slots.move(self)
         worst = None if self.loss is None else self.watch.see(self.loss, self.steps)
         if worst is not None:
             self._roll_back(worst)
@@ -352,25 +265,6 @@ class Growth:
         captures.restore(self, self.watch.before)
         self.watch.forget()
         self.note("rollback", f"loss {worst:.3g} after a birth at {usual:.3g}")
-
-    def _move_blends(self) -> None:
-        for birth in self.births:
-            if not birth.done:
-                alpha = min(1.0, (self.steps - birth.step) / birth.blend)
-                set_alpha(birth.twins, alpha)
-                if alpha >= 1:
-                    self._settle(birth)
-        if len(self.slots):
-            self.slots.move(self)
-
-    def _settle(self, birth: Birth, quiet: bool = False) -> None:
-        for twin in birth.twins:
-            settle(twin)
-        birth.done = True
-        if self.meter.is_eager and not is_compiled(self.model):
-            self._detach_done()
-        if not quiet:
-            self.note("blended", birth.chain.name)
 
     def apply(self, action: Action) -> bool:
         """Carry out an action, as far as it is legal and the limits allow.
@@ -459,7 +353,7 @@ class Growth:
         counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
         before = self._before_birth()
         assert self.blend is not None
-        birth = self.plant_twins(chain, counts, self.steps, self.blend)
+        birth = plant_twins(self, chain, counts, self.steps, self.blend)
         self.watch.begin(before, self.steps, self.blend)
         self.note("deepen", f"{chain.name}: {len(birth.before)} to {len(chain.blocks)} blocks")
         return True
@@ -470,35 +364,6 @@ class Growth:
             return None
         return self.capture()
 
-    def plant_twins(self, chain: Chain, counts: Sequence[int], step: int, blend: int, done: bool = False) -> Birth:
-        """Plant twins behind the blocks of a chain, silent, with copies of the optimizer's state."""
-        self._detach_done()
-        before, alpha = chain.blocks, _silence(chain)
-        blocks: list[nn.Module] = []
-        twins: list[nn.Module] = []
-        copies: dict[nn.Parameter, nn.Parameter] = {}
-        for block, count in zip(before, counts, strict=True):
-            blocks.append(block)
-            for _ in range(count):
-                twin = copy_block(block, self.model)
-                pairs = zip(twin.parameters(), block.parameters(), strict=True)
-                copies |= {new: old for new, old in pairs if new is not old}
-                twins.append(twin)
-                blocks.append(twin)
-        join_as_copies(self.optimizer, copies)
-        for twin in twins:
-            attach(twin, alpha)
-        arrange(chain, blocks)
-        birth = Birth(chain, twins, before, list(counts), list(copies), step, blend)
-        self.births.append(birth)
-        self.changes.append(birth)
-        self.structure_changed(joined=birth.parameters)
-        if done:
-            self._settle(birth, quiet=True)
-        else:
-            set_alpha(twins, min(1.0, (self.steps - step) / blend))
-        return birth
-
     def structure_changed(self, joined: Iterable[nn.Parameter] = (), left: Iterable[nn.Parameter] = ()) -> None:
         """Keep everything that depends on the model's structure right: names, shared gradients, costs."""
         self.shared.remove(left)
@@ -506,11 +371,6 @@ class Growth:
             self.shared.add(joined)
         rename_groups(self.optimizer, self.model)
         self.meter.recount()
-
-    def _detach_done(self) -> None:
-        """Make twins that are blended in plain blocks."""
-        for twin in (twin for birth in self.births if birth.done for twin in birth.twins):
-            detach(twin)
 
     def take_over(self, manifest: dict[str, Any], parts: dict[str, Capture]) -> None:
         """Take over the counters, the policy's captures and the records of a saved growth; done by `resume`."""
@@ -558,25 +418,17 @@ class Growth:
         change = self.changes.pop()
         self.watch.end()
         if isinstance(change, Birth):
-            self._remove(change)
+            remove_birth(self, change)
             self.note("undo", change.chain.name)
         else:
             self.slots.undo(self, change)
             self.note("undo", self.slots.places[change.slot].spec.name)
 
-    def _remove(self, birth: Birth) -> None:
-        for twin in birth.twins:
-            detach(twin)
-        leave(self.optimizer, birth.parameters)
-        arrange(birth.chain, birth.before)
-        self.births.remove(birth)
-        self.structure_changed(left=birth.parameters)
-
     def uproot(self) -> None:
         """Remove everything that has been planted."""
         self.slots.clear(self)
         while self.births:
-            self._remove(self.births[-1])
+            remove_birth(self, self.births[-1])
         self.changes.clear()
 
     def save(self, folder: str | Path) -> None:
@@ -595,11 +447,7 @@ class Growth:
         """
         if self.is_finished:
             return self.model
-        for birth in self.births:
-            if not birth.done:
-                set_alpha(birth.twins, 1.0)
-                self._settle(birth)
-        self._detach_done()
+        finish_births(self)
         finishing.fold_seeds(self.model, self.optimizer, self.slots.places)
         if self._handle is not None:
             self._handle.remove()
@@ -641,21 +489,7 @@ class Growth:
         self.log.append(Event(kind, self.steps, self.progress, self.spent, parameters, loss, depth, detail))
 
 
-def _silence(chain: Chain) -> Tensor:
-    like = next(chain.blocks[0].parameters())
-    return torch.zeros((), dtype=torch.float32, device=like.device)
-
-
 def _listed(actions: Action | Iterable[Action] | None) -> Sequence[Action]:
     if actions is None:
         return ()
     return (actions,) if isinstance(actions, Deepen | SlotAction) else tuple(actions)
-
-
-def _nothing_to_grow(refusals: Sequence[Refusal]) -> str:
-    reasons = "; ".join(f"{refusal.name}: {refusal.reason}" for refusal in refusals)
-    found = f" ({reasons})" if reasons else ""
-    return (
-        f"the model has no chain of like blocks in an nn.ModuleList or nn.Sequential to deepen{found}: name places for"
-        " new modules with slots="
-    )

@@ -12,8 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from esper.growth.attaching import grow
 from esper.growth.callbacks import BUDGETS, check_options, check_owner, describe_run, made_schedule, reconnect, regrow
-from esper.growth.growth import Growth, grow
+from esper.growth.growth import Growth
 from esper.growth.saving import MANIFEST, read_manifest
 from esper.growth.schedules import WarmupStableDecay
 from esper.leyline.atomic import replace_file

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from esper.growth.attaching import grow
 from esper.growth.callbacks import (
     BUDGETS,
     check_options,
@@ -20,7 +21,7 @@ from esper.growth.callbacks import (
     regrow,
 )
 from esper.growth.chains import find_chains
-from esper.growth.growth import Growth, grow
+from esper.growth.growth import Growth
 from esper.growth.schedules import WarmupStableDecay
 from esper.leyline.errors import EsperError, FileError
 

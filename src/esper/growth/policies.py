@@ -185,7 +185,6 @@ class Probe:
         grown = growth.capture()
         growth.restore(growth.held["fork"])
         growth.held["fork"] = grown
-        self.length_spent = growth.progress - self.since
         self.phase, self.since = "bare", growth.progress
 
     def _choose(self, growth: "Growth") -> None:

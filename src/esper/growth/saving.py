@@ -119,10 +119,10 @@ def resume(
         >>> growth = esper.resume(GPT(depth=2), lambda m: torch.optim.AdamW(m.parameters(), 1e-3), "saved")
         >>> model, optimizer = growth.model, growth.optimizer
     """
-    from esper.growth.growth import Growth, base_of
+    from esper.growth.growth import Growth
     from esper.growth.policies import restored_policy
     from esper.growth.records import GrowthConfig
-    from esper.growth.wrappers import unwrapped
+    from esper.growth.wrappers import base_of, unwrapped
 
     folder = Path(folder)
     manifest = read_manifest(folder)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from esper.leyline.errors import EsperError
@@ -30,3 +30,8 @@ def unwrapped(model: Any) -> nn.Module:
 def is_compiled(model: nn.Module) -> bool:
     """Whether a module is compiled, or some part of it."""
     return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
+
+
+def base_of(model: nn.Module) -> dict[str, list[int]]:
+    """Return the shapes of a model's tensors: what its constructor makes."""
+    return {name: list(x.shape) for name, x in model.state_dict().items() if isinstance(x, Tensor)}
