@@ -27,7 +27,7 @@ def test_models_are_equal_but_for_the_state_of_their_growth(name, state):
     assert growth is not None
     assert growth.is_blending == (state == "blending")
     assert len(growth.births) == (0 if state == "attached" else len(growth.chains))
-    assert (state == "grown") == (bool(growth.births) and all(birth.snapshot is None for birth in growth.births))
+    assert (state == "grown") == (bool(growth.births) and growth.watch.before is None)
     before = growth.steps
     other.run(4)
     assert growth.steps == before + 4

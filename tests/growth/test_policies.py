@@ -408,3 +408,64 @@ def test_a_finished_model_goes_through_torch_export_and_onnx(kind, tmp_path):
     given = dict(zip((i.name for i in session.get_inputs()), [*args, *kwargs.values()], strict=True))
     found = session.run(None, {name: x.numpy() for name, x in given.items()})[0]
     torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-5, rtol=1e-4)
+
+
+class Recorder:
+    """A policy of fleets that waits, and remembers what it saw."""
+
+    name = "recorder"
+
+    def begin(self, setting: Any, num_hosts: int, device: torch.device) -> None:
+        self.wait, self.seen = torch.tensor([setting.space.action("WAIT")]), []
+
+    def decide(self, view: Any, fresh: Tensor, uniform: Tensor) -> Tensor:
+        self.seen.append((view, bool(fresh), uniform.clone()))
+        return self.wait
+
+
+def test_a_policy_of_fleets_sees_price_limit_and_fresh_draws_once_a_decision():
+    policy = Recorder()
+    growth = mlp_growth(policy, total=100, price=0.07, max_parameters=1000)
+    while not growth.done:
+        one(growth)
+    assert len(policy.seen) == growth.config.decisions == 25
+    assert [fresh for _, fresh, _ in policy.seen] == [True] + [False] * 24
+    assert [int(view.signals.age) for view, _, _ in policy.seen] == list(range(25))
+    view = policy.seen[3][0]
+    assert float(view.rent) == pytest.approx(0.07)
+    assert float(view.budget) == pytest.approx(1000 / growth.num_initial - 1)
+    assert not torch.equal(policy.seen[0][2], policy.seen[1][2])
+
+
+def test_a_probe_judges_the_grown_branch_when_it_is_blended_in():
+    growths: list[Growth] = []
+    judged = []
+
+    def evaluate() -> float:
+        judged.append(growths[0].is_blending)
+        return 1.0
+
+    torch.manual_seed(1)
+    model = GPT(1)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    probe = Probe(at=(0.2,), length=0.02)
+    growth = grow(model, optimizer, total=200, policy=probe, blend=30, example=X, evaluate=evaluate, decisions=1)
+    growths.append(growth)
+    while not growth.done:
+        step(growth)
+    assert judged == [False, False, False], "once at the first decision, once for each branch"
+
+
+def test_a_plan_waits_for_a_blend_to_end_and_loses_nothing():
+    growth = made(Plan([(0.1, Deepen()), (0.11, Deepen())]), total=200, max_growth=4)
+    while not growth.done:
+        step(growth)
+    assert growth.depth == {"blocks": 4}
+
+
+def test_the_preview_counts_seeds_for_the_whole_batch():
+    def added(batch: int) -> int | None:
+        rows = esper.preview(MLP(), torch.randn(batch, 16), slots="fc1").rows
+        return next(row.flops for row in rows if row.what == "mlp")
+
+    assert added(4) == 2 * added(2) > 0

@@ -15,6 +15,7 @@ from esper.growth.policies import GrowthPolicy, named_policy
 from esper.growth.records import GrowthConfig
 from esper.growth.wrappers import unwrapped
 from esper.leyline.errors import EsperError
+from esper.tamiyo.policies import Policy as FleetPolicy
 
 
 def grow(
@@ -25,7 +26,7 @@ def grow(
     flops: float | None = None,
     epochs: float | None = None,
     steps_per_epoch: int | None = None,
-    policy: str | Path | GrowthPolicy | None = None,
+    policy: str | Path | GrowthPolicy | FleetPolicy | None = None,
     slots: str | Sequence[str] = (),
     evaluate: Callable[[], float] | None = None,
     example: Any = None,

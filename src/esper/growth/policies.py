@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from esper.leyline.actions import Op
 from esper.leyline.errors import EsperError, FileError, unknown
+from esper.tamiyo.policies import Policy as FleetPolicy
 
 if TYPE_CHECKING:
     from esper.growth.captures import Capture
@@ -294,14 +295,14 @@ POLICIES: dict[str, Callable[[], GrowthPolicy]] = {
 }
 
 
-def named_policy(policy: str | Path | GrowthPolicy) -> GrowthPolicy:
+def named_policy(policy: str | Path | GrowthPolicy | FleetPolicy) -> GrowthPolicy:
     """Return a policy by its name, a plan by its file, or the function that was given."""
     if callable(policy):
         return policy
-    if hasattr(policy, "decide"):
+    if isinstance(policy, FleetPolicy):
         from esper.growth.slot_policies import SlotPolicy
 
-        return SlotPolicy(policy)  # pyright: ignore[reportArgumentType]
+        return SlotPolicy(policy)
     if str(policy).endswith(".json"):
         return Plan.read(policy)
     if policy not in POLICIES:
@@ -309,7 +310,7 @@ def named_policy(policy: str | Path | GrowthPolicy) -> GrowthPolicy:
     return POLICIES[str(policy)]()
 
 
-def restored_policy(policy: str | GrowthPolicy | None, saved: dict[str, Any]) -> GrowthPolicy:
+def restored_policy(policy: str | Path | GrowthPolicy | FleetPolicy | None, saved: dict[str, Any]) -> GrowthPolicy:
     """Return the policy of a saved growth, with its state."""
     kind, name = saved["kind"], saved["state"].get("name", "") if isinstance(saved["state"], dict) else ""
     kinds: dict[str, Callable[[], GrowthPolicy]] = {
