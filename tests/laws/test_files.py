@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from esper.kasmina import LifecycleConfig, build_host, load_model, register_blueprint, save_model, unregister_blueprint
 from esper.kasmina.blueprints.vector import low_rank
 from esper.kasmina.host import Host
-from esper.leyline import tensor_files
+from esper.leyline import atomic, tensor_files
 from esper.leyline.actions import Graft
 from esper.leyline.errors import FileError
 from esper.leyline.specs import HostSpec
@@ -176,7 +176,7 @@ def test_a_failed_write_keeps_the_old_file(saved, monkeypatch):
     def full_disk(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tensor_files.os, "fsync", full_disk)
+    monkeypatch.setattr(atomic.os, "fsync", full_disk)
     with pytest.raises(FileError, match="No space left"):
         save_model(saved / "model.safetensors", build_host(SPECS["mlp"], 5))
     assert (saved / "model.safetensors").read_bytes() == old
