@@ -457,7 +457,7 @@ def test_a_probe_judges_the_grown_branch_when_it_is_blended_in():
 
 
 def test_a_plan_waits_for_a_blend_to_end_and_loses_nothing():
-    growth = made(Plan([(0.1, Deepen()), (0.11, Deepen())]), total=200, max_growth=4)
+    growth = made(Plan([(0.1, Deepen()), (0.1, Deepen())]), total=200, max_growth=4)
     while not growth.done:
         step(growth)
     assert growth.depth == {"blocks": 4}
