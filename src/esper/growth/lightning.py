@@ -99,7 +99,7 @@ class GrowthCallback(Callback):
             self._restore(pl_module, checkpoint)
             loaded(checkpoint)
 
-        setattr(pl_module, HOOK, regrow_first)  # callbacks are told of a checkpoint only after the weights are loaded
+        setattr(pl_module, HOOK, regrow_first)  # callbacks see a checkpoint only after the weights are loaded
 
     def _restore(self, module: LightningModule, checkpoint: Mapping[str, Any]) -> None:
         if self.growth is not None and self._module is module:

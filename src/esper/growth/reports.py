@@ -22,7 +22,7 @@ def write_page(growth: "Growth", path: str | Path) -> None:
 
 
 def story_of(growth: "Growth") -> GrowthStory:
-    """Return what is told of a growth, as a record without tensors."""
+    """Return the contents of a growth's report, as a record without tensors."""
     depth = growth.depth
     marks = [
         Mark(e.kind, e.step, e.progress, e.flops, e.parameters, sum(e.depth[name] for name in depth), e.loss, e.detail)
