@@ -10,8 +10,9 @@ from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.leyline.specs import HostSpec
 from esper.simic import CollectConfig, PPOConfig, RewardConfig
-from esper.simic.ppo import Sequences, decision_counts, losses, to_sequences
+from esper.simic.ppo import decision_counts, losses
 from esper.simic.rollout import Collector, collect
+from esper.simic.sequences import Sequences, to_sequences
 from esper.tamiyo.policies import FixedPlan, PlanStep
 from esper.tolaria import EnvConfig, Fleet, FleetEnv, TrainConfig
 from small_fleets import controller_for, make_env

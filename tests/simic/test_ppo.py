@@ -11,8 +11,9 @@ import torch
 import plain_ppo
 from esper.leyline.actions import Head, Op
 from esper.simic import CollectConfig, Learner, PPOConfig, RewardConfig
-from esper.simic.ppo import REVIEWED, Sequences, decision_counts, head_grad_norms, loss, losses, select, to_sequences
+from esper.simic.ppo import REVIEWED, decision_counts, head_grad_norms, loss, losses
 from esper.simic.rollout import Collector, collect
+from esper.simic.sequences import Sequences, select, to_sequences
 from esper.tamiyo import Controller
 from small_fleets import controller_for, make_env
 

@@ -5,7 +5,8 @@ import torch
 
 from esper.leyline.actions import Head, Op
 from esper.simic import PPOConfig
-from esper.simic.ppo import Learner, losses, sequence_indices, to_sequences
+from esper.simic.ppo import Learner, losses
+from esper.simic.sequences import sequence_indices, to_sequences
 from esper.tamiyo.masks import relevant
 from small_fleets import controller_for
 

@@ -124,7 +124,7 @@ def test_lives_that_end_by_sickness_and_by_time():
     assert step.signals.growth[1] == 0
     assert step.signals.flops.bool().tolist() == [True, False, True, True]
     assert step.signals.train_loss.isnan().tolist() == [False, True, False, False]
-    assert world.history.first_loss.isinf().tolist() == [False, True, False, False]
+    assert world.state.history.first_loss.isinf().tolist() == [False, True, False, False]
     assert fleet.vitals.sane.all()
     first = flat[1].clone()
     assert not any(same(first, other) for other in (*born, *flat[[0, 2, 3]]))
@@ -144,7 +144,7 @@ def test_lives_that_end_by_sickness_and_by_time():
     assert end.final.sibling.tolist() == [True, False, True, True]
     assert end.signals.age.tolist() == [0, 0, 0, 0]
     assert end.signals.sibling.all()
-    assert world.history.first_loss.isinf().all()
+    assert world.state.history.first_loss.isinf().all()
     assert same(flat[0], flat[1])
     assert same(flat[2], flat[3])
     assert not any(same(a, b) for a, b in combinations([flat[0], flat[2], born[0], born[2]], 2))

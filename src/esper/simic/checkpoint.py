@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.tensor_files import Tensors, fits, flatten, match, parsing, read, unflatten, write
-from esper.simic.rollout import FleetState
+from esper.simic.lives import LifeState
 from esper.simic.train import Training
 from esper.tolaria.checkpoint import env_description, env_tensors, restore_env
 
@@ -41,7 +41,7 @@ def load_training_run(path: str | Path, training: Training) -> dict[str, Any]:
         counters, watched = description["counters"], description["watched"]
         fleets, learner = training.fleets, training.learner
         parts = [_with_prefix(f"env/{i}/", tensors) for i in range(len(fleets.envs))]
-        states: list[FleetState] = [unflatten(s, f"live/{i}", tensors) for i, s in enumerate(fleets.states)]
+        states: list[LifeState] = [unflatten(s, f"live/{i}", tensors) for i, s in enumerate(fleets.states)]
         rest = {name: x for name, x in tensors.items() if not name.startswith(("env/", "live/", "optimizer/"))}
         match(path, {n: x for n, x in _training_tensors(training).items() if not n.startswith("optimizer/")}, rest)
         optimizer_state = _optimizer_state(learner.optimizer, tensors)

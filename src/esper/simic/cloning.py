@@ -14,8 +14,8 @@ from esper.leyline.errors import EsperError
 from esper.leyline.tensor_files import fits, parsing, read, write
 from esper.simic.advantages import gae
 from esper.simic.normalizers import RunningMeanStd, update_reward_std
-from esper.simic.ppo import Sequences, select, to_sequences
 from esper.simic.rollout import Rollout, require_finite
+from esper.simic.sequences import Sequences, select, to_sequences
 from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, Features, column_names
 from esper.tamiyo.masks import relevant
 from esper.tamiyo.network import Choice, Controller, HiddenState, Observation

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from esper.leyline.errors import EsperError
 from esper.leyline.reports import EpochReport
-from esper.leyline.rng import Purpose, key, uniform
-from esper.leyline.state import Setting, Signals
+from esper.leyline.state import Signals
+from esper.simic.lives import Transition, episode
 from esper.simic.rewards import objective
-from esper.tamiyo.features import View, empty_history, remember
-from esper.tamiyo.policies import Policy, draws
+from esper.tamiyo.policies import Policy
 from esper.tolaria import FleetEnv, HostTrainer
 from esper.tolaria.env import Step
 
@@ -41,6 +40,32 @@ class Outcome(NamedTuple):
     """1 if the host failed, else 0."""
 
 
+class Tally:
+    """Folds the decisions of one fleet into the outcome of the first episode of every host."""
+
+    def __init__(self, env: FleetEnv) -> None:
+        self.env, self.alive = env, torch.ones_like(env.fleet.everyone)
+        zeros = torch.zeros(len(Outcome._fields), len(self.alive), device=self.alive.device)
+        self.outcome = Outcome(*zeros)
+
+    def add(self, transition: Transition) -> None:
+        """Count one decision."""
+        (before,), (step,), found = transition.before, transition.steps, self.outcome
+        over = (step.terminated | step.truncated) & self.alive
+        final = step.final if step.test is None else on_test(step, self.env)
+        ended = Outcome(
+            objective(final, before.rent) - step.penalty,
+            final.score.float(),
+            final.metric.float(),
+            final.growth.float(),
+            found.flops + final.flops.float(),
+            step.terminated.float(),
+        )
+        running = found._replace(flops=torch.where(self.alive, ended.flops, found.flops))
+        self.outcome = Outcome(*(torch.where(over, new, old) for new, old in zip(ended, running, strict=True)))
+        self.alive &= ~over
+
+
 def evaluate(
     env: FleetEnv,
     policy: Policy,
@@ -66,34 +91,11 @@ def evaluate(
         >>> env = esper.FleetEnv(esper.Fleet(host, task, range(16)))
         >>> esper.evaluate(env, esper.Heuristic(), rent=0.02).objective.mean()
     """
-    signals = env.reset()
-    hosts, device = len(signals.age), signals.age.device
-    fresh = torch.ones_like(signals.sibling)
-    history = remember(empty_history(hosts, device), signals, fresh)
-    rents, budgets = (torch.full((hosts,), x, device=device) for x in (rent, budget))
-    policy.begin(env.setting, hosts, device)
-    alive, found = fresh.clone(), Outcome(*(torch.zeros(len(Outcome._fields), hosts, device=device)))
-    for decision in range(env.setting.episode):
-        view = View(signals, history, env.setting, rents, budgets)
-        action = policy.decide(view, fresh, _uniform(rng_seed, decision, hosts, env.setting, device))
-        step = env.step(action)
-        on_step(action, step)
-        over = (step.terminated | step.truncated) & alive
-        final = step.final if step.test is None else on_test(step, env)
-        ended = Outcome(
-            objective(final, rents) - step.penalty,
-            final.score.float(),
-            final.metric.float(),
-            final.growth.float(),
-            found.flops + final.flops.float(),
-            step.terminated.float(),
-        )
-        running = found._replace(flops=torch.where(alive, ended.flops, found.flops))
-        found = Outcome(*(torch.where(over, new, old) for new, old in zip(ended, running, strict=True)))
-        alive &= ~over
-        signals, fresh = step.signals, step.terminated | step.truncated
-        history = remember(history, signals, fresh)
-    return found
+    tally = Tally(env)
+    for transition in episode(env, policy, rent, rng_seed, budget):
+        tally.add(transition)
+        on_step(transition.actions[0], transition.steps[0])
+    return tally.outcome
 
 
 def grow_host(
@@ -133,34 +135,47 @@ def grow_host(
     """
     if epochs < 1:
         raise EsperError(f"epochs must be at least 1, not {epochs}")
-    return _grown(trainer, policy, epochs, torch.tensor([rent]), torch.tensor([budget]), rng_seed)
+    return _reports(OneHost(trainer, epochs), policy, rent, rng_seed, budget)
 
 
-def _grown(
-    trainer: HostTrainer, policy: Policy, epochs: int, rent: Tensor, budget: Tensor, rng_seed: int
-) -> Iterator[EpochReport]:
-    cpu, setting, signals = torch.device("cpu"), trainer.setting(epochs), trainer.signals(0)
-    fresh = torch.ones_like(signals.sibling)
-    history = remember(empty_history(1, cpu), signals, fresh)
-    policy.begin(setting, 1, cpu)
-    for decision in range(epochs):
+def _reports(world: "OneHost", policy: Policy, rent: float, rng_seed: int, budget: float) -> Iterator[EpochReport]:
+    for transition in episode(world, policy, rent, rng_seed, budget):
+        assert world.report is not None
+        yield world.report
+        if not transition.steps[0].truncated:
+            world.require_sane(transition.after[0].signals)
+
+
+class OneHost:
+    """One host as a world of its own. It is not replaced when it diverges."""
+
+    def __init__(self, trainer: HostTrainer, epochs: int) -> None:
+        self.trainer, self.epochs, self.setting, self.age = trainer, epochs, trainer.setting(epochs), 0
+        self.report: EpochReport | None = None
+        """Report of the last epoch."""
+
+    def reset(self) -> Signals:
+        """Return the first signals of the host as it is."""
+        self.age = 0
+        signals = self.trainer.signals(0)
+        self.require_sane(signals)
+        return signals
+
+    def step(self, actions: Int[Tensor, "1 H"]) -> Step:
+        """Apply one action and train for one epoch."""
+        self.report = self.trainer.decide(actions[0].tolist())
+        self.age += 1
+        signals, no = self.trainer.signals(self.age, self.report), torch.zeros(1, dtype=torch.bool)
+        refused, truncated = torch.tensor([self.report.refused]), torch.tensor([self.age >= self.epochs])
+        return Step(signals, signals, no.float(), refused, no, truncated)
+
+    def require_sane(self, signals: Signals) -> None:
+        """Raise EsperError if the host has diverged."""
         if not bool(signals.vitals.sane):
             raise EsperError(
-                f"the host diverged in epoch {trainer.epoch - 1}: its loss or weights are not finite;"
+                f"the host diverged in epoch {self.trainer.epoch - 1}: its loss or weights are not finite;"
                 " train it with a smaller TrainConfig.lr"
             )
-        view = View(signals, history, setting, rent, budget)
-        (action,) = policy.decide(view, fresh, _uniform(rng_seed, decision, 1, setting, cpu))
-        report = trainer.decide(action.tolist())
-        yield report
-        signals, fresh = trainer.signals(decision + 1, report), torch.zeros_like(fresh)
-        history = remember(history, signals, fresh)
-
-
-def _uniform(rng_seed: int, decision: int, hosts: int, setting: Setting, device: torch.device) -> Float[Tensor, "N A"]:
-    """Return the uniform numbers from which a policy samples one decision of every host."""
-    keys = key(key(rng_seed, Purpose.ACTION, decision), torch.arange(hosts, device=device))
-    return uniform(keys, draws(setting))
 
 
 def on_test(step: Step, env: FleetEnv) -> Signals:

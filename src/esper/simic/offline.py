@@ -16,8 +16,8 @@ from torch.nn.functional import one_hot
 
 from esper.leyline.actions import Head
 from esper.leyline.errors import EsperError
-from esper.simic.ppo import Sequences, select, sequence_indices, to_sequences
 from esper.simic.rollout import Rollout, require_finite
+from esper.simic.sequences import Sequences, select, sequence_indices, to_sequences
 from esper.tamiyo.masks import relevant
 from esper.tamiyo.network import TAIL, TAIL_SIZES, Controller, ControllerConfig, Observation, at_slot, linear, mlp
 

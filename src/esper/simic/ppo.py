@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from esper.leyline.actions import Head, per_head
 from esper.leyline.errors import EsperError
 from esper.simic.advantages import gae, standardize, subtract_group_mean
 from esper.simic.rollout import Rollout
-from esper.tamiyo.features import Features
+from esper.simic.sequences import Sequences, select, to_sequences
 from esper.tamiyo.masks import relevant
-from esper.tamiyo.network import TAIL, TAIL_SIZES, Choice, Controller, HiddenState, Observation
+from esper.tamiyo.network import TAIL, TAIL_SIZES, Controller
 
 EQUAL_WEIGHTS = {head.name.lower(): 1.0 for head in Head}
 
@@ -136,21 +136,6 @@ REVIEWED = {"value_clip": 10.0, "target_kl": 0.015, "epochs": 1}
 """Preset of an earlier system, where it differs from the defaults."""
 
 
-class Sequences(NamedTuple):
-    """Q sequences of decisions cut from a rollout, each within one episode, padded to the longest length L."""
-
-    seen: Observation
-    old: Choice
-    """Choices, log-probabilities and values recorded while acting."""
-    advantage: Float[Tensor, "L Q"]
-    returns: Float[Tensor, "L Q"]
-    """Targets of the value."""
-    valid: Bool[Tensor, "L Q"]
-    """False where padded."""
-    memory: HiddenState
-    """Hidden state before the first decision of each sequence."""
-
-
 class PPOLosses(NamedTuple):
     """Loss terms and diagnostics of a minibatch: sums over decisions from `losses`, means in an `UpdateResult`."""
 
@@ -171,62 +156,6 @@ class PPOLosses(NamedTuple):
 
 BY_HEAD = ("policy", "entropy", "entropy_bonus", "approx_kl", "clip_fraction")
 """Fields of `PPOLosses` that are sums over the decisions whose op uses a head."""
-
-
-def sequence_indices(
-    rollout: Rollout, whole: bool
-) -> tuple[Int[Tensor, "L Q"], Int[Tensor, "L Q"], Bool[Tensor, "L Q"]]:
-    """Return decision and host indices of each episode's part of a rollout, and a mask that is False for padding.
-
-    If not `whole`, every decision is a sequence by itself.
-    """
-    start = rollout.start.clone()
-    start[0] = True
-    if not whole:
-        start[:] = True
-    host, first = start.T.nonzero().unbind(1)
-    last = torch.cat([first[1:].where(host[1:] == host[:-1], len(start)), first.new_tensor([len(start)])])
-    length = last - first
-    steps = torch.arange(int(length.max()), device=first.device)[:, None]
-    valid = steps < length
-    return (first + steps).where(valid, first), host.expand_as(valid), valid
-
-
-def to_sequences(
-    rollout: Rollout, advantage: Float[Tensor, "T N"], returns: Float[Tensor, "T N"], whole: bool, blank: HiddenState
-) -> Sequences:
-    """Cut a rollout into sequences, each with its initial hidden state.
-
-    Args:
-        rollout: Decisions of all hosts.
-        advantage: Advantage of each decision.
-        returns: Value target of each decision.
-        whole: Keep each episode's part together, for a recurrent policy; otherwise every decision stands alone.
-        blank: Hidden state with which episodes begin.
-    """
-    t, n, valid = sequence_indices(rollout, whole)
-
-    def at(x: Tensor) -> Tensor:
-        return x[t, n]
-
-    seen = Observation(Features(*map(at, rollout.seen.features)), *map(at, rollout.seen[1:]))
-    continued = (t[0] == 0) & ~rollout.start[0, n[0]]
-    memory = HiddenState(
-        *(torch.where(continued[:, None], old[n[0]], new[n[0]]) for old, new in zip(rollout.memory, blank, strict=True))
-    )
-    return Sequences(seen, Choice(*map(at, rollout.choice)), at(advantage), at(returns), valid, memory)
-
-
-def select(sequences: Sequences, index: Int[Tensor, " Q"]) -> Sequences:
-    """Return the sequences with these indices."""
-
-    def at(x: Tensor) -> Tensor:
-        return x[:, index]
-
-    seen = Observation(Features(*map(at, sequences.seen.features)), *map(at, sequences.seen[1:]))
-    memory = HiddenState(*(x[index] for x in sequences.memory))
-    old = Choice(*map(at, sequences.old))
-    return Sequences(seen, old, at(sequences.advantage), at(sequences.returns), at(sequences.valid), memory)
 
 
 def losses(controller: Controller, sequences: Sequences, config: PPOConfig, entropy_coef: float) -> PPOLosses:
@@ -313,6 +242,27 @@ class UpdateResult(NamedTuple):
     """Why the update stopped early; None if it did not."""
 
 
+class GradNorms(NamedTuple):
+    """Gradient norms of one optimizer step."""
+
+    whole: Float[Tensor, ""]
+    """Before clipping."""
+    clipped: Float[Tensor, ""]
+    by_head: Float[Tensor, " H"]
+    """Of each head's own parameters, before clipping."""
+
+
+class StepResult(NamedTuple):
+    """Numbers of one minibatch."""
+
+    losses: PPOLosses
+    """Means over its decisions."""
+    counts: Counts
+    norms: GradNorms
+    stopped: str | None
+    """Why no step was taken; None if it was."""
+
+
 class Learner:
     """A controller and the optimizer that improves it by PPO."""
 
@@ -347,33 +297,27 @@ class Learner:
         sequences = to_sequences(rollout, advantage, returns, controller.config.recurrent, blank)
         for group in self.optimizer.param_groups:
             group["lr"] = config.lr_at(self.updates)
-        means: list[PPOLosses] = []
-        counts, norms = [], []
-        stopped = None
+        steps: list[StepResult] = []
         for index in self.minibatches(sequences.valid.shape[1]):
-            minibatch = select(sequences, index.to(sequences.valid.device))
-            mean, count, norm, stopped = self.step(minibatch)
-            means.append(mean)
-            counts.append(count.heads)
-            norms.append(norm)
-            if stopped:
+            steps.append(self.step(select(sequences, index.to(sequences.valid.device))))
+            if steps[-1].stopped:
                 break
         self.updates += 1
-        samples = torch.stack(counts)
-        grad_norm, grad_norm_clipped, head_norms = (torch.stack(x).mean(0) for x in zip(*norms, strict=True))
-        epochs = -(-len(means) // min(config.minibatches, sequences.valid.shape[1]))
+        samples = torch.stack([step.counts.heads for step in steps])
+        norms = GradNorms(*(torch.stack(x).mean(0) for x in zip(*(step.norms for step in steps), strict=True)))
+        epochs = -(-len(steps) // min(config.minibatches, sequences.valid.shape[1]))
         return UpdateResult(
-            losses=_weighted_mean(means, samples),
+            losses=_weighted_mean([step.losses for step in steps], samples),
             samples=samples.sum(0) / epochs,
             advantage_mean=baselined.mean(),
             advantage_std=baselined.std(),
             returns=returns,
-            grad_norm=grad_norm,
-            grad_norm_clipped=grad_norm_clipped,
-            head_grad_norms=head_norms,
+            grad_norm=norms.whole,
+            grad_norm_clipped=norms.clipped,
+            head_grad_norms=norms.by_head,
             epochs=epochs,
-            steps=len(means) - bool(stopped),
-            stopped=stopped,
+            steps=len(steps) - bool(steps[-1].stopped),
+            stopped=steps[-1].stopped,
         )
 
     def minibatches(self, count: int) -> Iterator[Int[Tensor, " Q"]]:
@@ -382,12 +326,8 @@ class Learner:
             order = torch.randperm(count, generator=self.generator)
             yield from order.chunk(min(self.config.minibatches, count))
 
-    def step(self, sequences: Sequences) -> tuple[PPOLosses, Counts, tuple[Tensor, Tensor, Tensor], str | None]:
-        """Take one optimizer step, unless approx_kl exceeds its budget.
-
-        Returns:
-            Mean losses, decision counts, gradient norms (whole, clipped, by head), and why no step was taken, if so.
-        """
+    def step(self, sequences: Sequences) -> StepResult:
+        """Take one optimizer step, unless approx_kl exceeds its budget."""
         config = self.config
         self.optimizer.zero_grad()
         counts = decision_counts(sequences)
@@ -409,11 +349,11 @@ class Learner:
         )
         by_head = head_grad_norms(self.controller)
         norm = nn.utils.clip_grad_norm_(self.controller.parameters(), config.max_grad_norm)
-        norms = norm, norm.clamp(max=config.max_grad_norm), by_head
+        norms = GradNorms(norm, norm.clamp(max=config.max_grad_norm), by_head)
         if config.target_kl is not None and bool(mean.approx_kl.sum() > 1.5 * config.target_kl):
-            return mean, counts, norms, f"approx_kl exceeded 1.5 times target_kl ({config.target_kl})"
+            return StepResult(mean, counts, norms, f"approx_kl exceeded 1.5 times target_kl ({config.target_kl})")
         self.optimizer.step()
-        return mean, counts, norms, None
+        return StepResult(mean, counts, norms, None)
 
 
 def _weighted_mean(means: list[PPOLosses], samples: Float[Tensor, "M H"]) -> PPOLosses:

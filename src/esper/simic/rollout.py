@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -10,14 +11,14 @@ from torch import Tensor
 
 from esper.leyline.actions import Head
 from esper.leyline.errors import EsperError
-from esper.leyline.rng import Purpose, key, uniform
-from esper.leyline.state import Signals
+from esper.simic.lives import Actions, LifeState, Transition, drawn, lives, newborn
 from esper.simic.rewards import RewardConfig, objective, reward
-from esper.tamiyo.features import Features, ScoreHistory, View, empty_history, remember
+from esper.tamiyo.features import Features
 from esper.tamiyo.heads import check
 from esper.tamiyo.network import Choice, Controller, HiddenState, Observation, describe, look, num_draws
 from esper.tamiyo.policies import Policy, SideBySide, draws
 from esper.tolaria import FleetEnv
+from esper.tolaria.env import Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,16 +80,6 @@ def require_finite(rollout: Rollout) -> None:
         raise EsperError("episodes hold rewards or features that are not finite; record them again")
 
 
-class FleetState(NamedTuple):
-    """What one fleet's next decision depends on, besides the env and the policy's hidden state."""
-
-    signals: Signals
-    history: ScoreHistory
-    rent: Float[Tensor, " N"]
-    fresh: Bool[Tensor, " N"]
-    """Whether the host's episode has just begun."""
-
-
 class Collector:
     """Several fleets that one policy acts on, and their state between two rollouts."""
 
@@ -106,70 +97,67 @@ class Collector:
         offsets = torch.tensor([0, *(int(env.groups.max()) + 1 for env in envs)]).cumsum(0)
         self.groups = torch.cat([env.groups + offset for env, offset in zip(envs, offsets.tolist(), strict=False)])
         self.decisions = 0
-        self.states: list[FleetState] = []
+        self.states: Sequence[LifeState] = []
         self.memory = controller.blank(sum(self.sizes), self.device)
 
     def _described(self, env: FleetEnv) -> Tensor:
         setting = env.setting
         table = describe(setting.families, setting.seed_parameters)
-        padded = self._padded(table, 0.0, (self.num_slots, self.num_blueprints))
+        padded = _padded(table, 0.0, (self.num_slots, self.num_blueprints))
         return padded.expand(env.fleet.num_hosts, *padded.shape)
-
-    @staticmethod
-    def _padded(x: Tensor, value: float | bool, sizes: tuple[int, ...], axis: int = 0) -> Tensor:
-        """Pad axes, from `axis` on, to these sizes."""
-        for i, size in enumerate(sizes):
-            missing = size - x.shape[axis + i]
-            if missing:
-                shape = list(x.shape)
-                shape[axis + i] = missing
-                x = torch.cat([x, x.new_full(shape, value)], axis + i)
-        return x
 
     def begin(self, rent: float) -> None:
         """Reset all fleets. Raises EsperError if a host has no legal op."""
-        self.states = []
-        for env in self.envs:
-            signals = env.reset()
-            all_hosts = torch.ones_like(signals.sibling)
-            history = remember(empty_history(len(all_hosts), self.device), signals, all_hosts)
-            self.states.append(
-                FleetState(signals, history, torch.full_like(signals.score, rent, dtype=torch.float32), all_hosts)
-            )
+        self.states = [newborn(env, rent) for env in self.envs]
         check(self.observe().legal.any(-1), Head.OP.name.lower())
 
-    def observe(self) -> Observation:
+    def observe(self, states: Sequence[LifeState] | None = None) -> Observation:
         """Return the policy's observation of all fleets, padded and joined along N."""
-        parts = [self._observe(env, state) for env, state in zip(self.envs, self.states, strict=True)]
-        joined = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
-        return Observation(Features(joined[0], joined[1]), joined[2], joined[3], self.blueprints)
+        states = self.states if states is None else states
+        parts = [self._observe(env, state) for env, state in zip(self.envs, states, strict=True)]
+        host, slots, legal, affordable = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        return Observation(Features(host, slots), legal, affordable, self.blueprints)
 
-    def view(self, env: FleetEnv, state: FleetState) -> View:
-        return View(
-            state.signals, state.history, env.setting, state.rent, torch.full_like(state.rent, self.config.budget)
-        )
-
-    def _observe(self, env: FleetEnv, state: FleetState) -> tuple[Tensor, ...]:
-        features, legal, affordable = look(self.view(env, state))
-        return (
+    def _observe(self, env: FleetEnv, state: LifeState) -> "_Padded":
+        features, legal, affordable = look(state.view(env.setting, self.config.budget))
+        return _Padded(
             features.host,
-            self._padded(features.slots, 0.0, (self.num_slots,), 1),
-            self._padded(legal, False, (self.num_slots,), 2),
-            self._padded(affordable, False, (self.num_slots, self.num_blueprints), 1),
+            _padded(features.slots, 0.0, (self.num_slots,), 1),
+            _padded(legal, False, (self.num_slots,), 2),
+            _padded(affordable, False, (self.num_slots, self.num_blueprints), 1),
         )
 
     def draws(self) -> Float[Tensor, "N A"]:
-        """Draw uniform numbers for every choice of every host, keyed by the host's place and the decision's number."""
-        places = torch.arange(sum(self.sizes), device=self.device)
+        """Draw uniform numbers for every choice of every host."""
         self.decisions += 1
-        keys = key(key(self.rng_seed, Purpose.ACTION, self.decisions), places)
-        return uniform(keys, num_draws(self.num_slots, self.num_blueprints))
+        numbers = num_draws(self.num_slots, self.num_blueprints)
+        return drawn(self.rng_seed, self.decisions, sum(self.sizes), numbers, self.device)
+
+
+class _Padded(NamedTuple):
+    """What is observed of one fleet, with as many slots and blueprints as the largest has."""
+
+    host: Tensor
+    slots: Tensor
+    legal: Tensor
+    affordable: Tensor
+
+
+def _padded(x: Tensor, value: float | bool, sizes: tuple[int, ...], axis: int = 0) -> Tensor:
+    """Pad axes, from `axis` on, to these sizes."""
+    for i, size in enumerate(sizes):
+        missing = size - x.shape[axis + i]
+        if missing:
+            shape = list(x.shape)
+            shape[axis + i] = missing
+            x = torch.cat([x, x.new_full(shape, value)], axis + i)
+    return x
 
 
 def collect(fleets: Collector, controller: Controller, rent: float, rewards: RewardConfig) -> Rollout:
     """Collect a rollout under a controller. Episodes that begin during it pay `rent` until they end."""
 
-    def choose(seen: Observation) -> Choice:
+    def choose(seen: Observation, states: Sequence[LifeState]) -> Choice:
         with torch.inference_mode():
             choice, fleets.memory = controller.act(seen, fleets.memory, fleets.draws())
         return choice
@@ -187,11 +175,12 @@ def record(fleets: Collector, policies: Sequence[Policy], rent: float, rewards: 
         policy.begin(env.setting, env.fleet.num_hosts, fleets.device)
     no_value = torch.zeros(sum(fleets.sizes), device=fleets.device)
 
-    def choose(seen: Observation) -> Choice:
+    def choose(seen: Observation, states: Sequence[LifeState]) -> Choice:
         actions = []
         uniforms = fleets.draws().split(fleets.sizes)
-        for policy, env, state, random in zip(policies, fleets.envs, fleets.states, uniforms, strict=True):
-            actions.append(policy.decide(fleets.view(env, state), state.fresh, random[:, : draws(env.setting)]))
+        for policy, env, state, random in zip(policies, fleets.envs, states, uniforms, strict=True):
+            view = state.view(env.setting, fleets.config.budget)
+            actions.append(policy.decide(view, state.fresh, random[:, : draws(env.setting)]))
         action = torch.cat(actions)
         log_probs = torch.zeros_like(action, dtype=torch.float32)
         return Choice(action, log_probs, no_value)
@@ -228,86 +217,93 @@ def record_episodes(
     return record(fleets, [SideBySide(policies)], rent, rewards)
 
 
+class _Earned(NamedTuple):
+    """What one decision for all hosts led to, joined along N; fields as in `Rollout`."""
+
+    reward: Tensor
+    ended: Tensor
+    sick: Tensor
+    start: Tensor
+    comparable: Tensor
+    objective: Tensor
+    score: Tensor
+    growth: Tensor
+    bootstrap: Tensor
+    """Critic's value after the last decision of a truncated episode; 0 where it does not count."""
+
+
 def _collect(
     fleets: Collector,
-    choose: Callable[[Observation], Choice],
+    choose: Callable[[Observation, Sequence[LifeState]], Choice],
     expect: Callable[[Observation], Float[Tensor, " N"]],
     rent: float,
     rewards: RewardConfig,
 ) -> Rollout:
-    rows: list[tuple[Tensor, ...]] = []
-    observations, choices = [], []
-    initial_memory = fleets.memory
-    for _ in range(fleets.config.horizon):
-        seen = fleets.observe()
-        start = torch.cat([state.fresh for state in fleets.states])
-        choice = choose(seen)
-        observations.append(seen)
-        choices.append(choice)
-        rows.append((start, *_step(fleets, expect, choice.action, rent, rewards)))
+    observations: list[Observation] = []
+    choices: list[Choice] = []
+    memory, rows = fleets.memory, []
+
+    def decide(states: Sequence[LifeState]) -> Actions:
+        observations.append(fleets.observe(states))
+        choices.append(choose(observations[-1], states))
+        return choices[-1].action.clone().split(fleets.sizes)
+
+    for transition in islice(lives(fleets.envs, fleets.states, decide, rent), fleets.config.horizon):
+        rows.append(_earned(fleets, expect, transition, rewards))
+        fleets.states = transition.after
+        fleets.memory = HiddenState(*(old.where(~rows[-1].ended[:, None], 0.0) for old in fleets.memory))
     last_value = expect(fleets.observe())
-    start, reward, ended, sick, bootstrap, comparable, j, score, growth = (
-        torch.stack(x) for x in zip(*rows, strict=True)
-    )
+    earned = _Earned(*(torch.stack(x) for x in zip(*rows, strict=True)))
     choice = Choice(*(torch.stack(x) for x in zip(*choices, strict=True)))
     next_value = torch.cat([choice.value[1:], last_value[None]])
+    plain = {name: x for name, x in earned._asdict().items() if name != "bootstrap"}
     return Rollout(
         seen=_stacked(observations),
         choice=choice,
-        reward=reward,
-        after=torch.where(ended, bootstrap, next_value),
-        ended=ended,
-        sick=sick,
-        start=start,
-        comparable=comparable,
-        objective=j,
-        score=score,
-        growth=growth,
+        after=torch.where(earned.ended, earned.bootstrap, next_value),
         groups=fleets.groups,
-        memory=initial_memory,
+        memory=memory,
+        **plain,
     )
 
 
-def _step(
+def _earned(
     fleets: Collector,
     expect: Callable[[Observation], Float[Tensor, " N"]],
-    action: Int[Tensor, "N H"],
-    rent: float,
+    transition: Transition,
     rewards: RewardConfig,
-) -> tuple[Tensor, ...]:
-    """Apply one decision of every fleet; returns what `_collect` stacks over time."""
-    results = []
-    states = []
-    for env, state, chosen in zip(fleets.envs, fleets.states, action.clone().split(fleets.sizes), strict=True):
-        step = env.step(chosen)
-        ended = step.terminated | step.truncated
-        total = reward(state.signals, step.final, state.rent, step.penalty, ended, rewards).total
-        terminal = step.terminated | fleets.config.terminal
-        j = objective(step.final, state.rent)
-        results.append((total, ended, step.terminated, terminal, state.signals.sibling, j, step.final))
-        history = remember(state.history, step.signals, ended)
-        states.append(FleetState(step.signals, history, torch.where(ended, rent, state.rent), ended))
-    total, ended, sick, terminal, comparable, j = (torch.cat([r[i] for r in results]) for i in range(6))
-    bootstrap = torch.zeros_like(total)
-    if not fleets.config.terminal and bool((ended & ~terminal).any()):
-        bootstrap = expect(_final_observation(fleets, [r[6] for r in results])).where(~terminal, 0.0)
-    fleets.states = states
-    fleets.memory = HiddenState(*(old.where(~ended[:, None], 0.0) for old in fleets.memory))
-    score, growth = (torch.cat([getattr(r[6], name).float() for r in results]) for name in ("score", "growth"))
-    return total, ended, sick, bootstrap, comparable, j, score, growth
+) -> _Earned:
+    """Return what one decision led to. The value of hosts cut by a time limit is read where it does not end them."""
+    parts = [_earned_in(state, step, rewards) for state, step in zip(transition.before, transition.steps, strict=True)]
+    earned = _Earned(*(torch.cat(x) for x in zip(*parts, strict=True)))
+    lives_on = earned.ended & ~earned.sick
+    if not fleets.config.terminal and bool(lives_on.any()):
+        return earned._replace(bootstrap=expect(_final_observation(fleets, transition)).where(lives_on, 0.0))
+    return earned
 
 
-def _final_observation(fleets: Collector, finals: list[Signals]) -> Observation:
+def _earned_in(state: LifeState, step: Step, rewards: RewardConfig) -> _Earned:
+    """Return what one decision led to in one fleet, without what the critic expects."""
+    ended = step.terminated | step.truncated
+    total = reward(state.signals, step.final, state.rent, step.penalty, ended, rewards).total
+    return _Earned(
+        reward=total,
+        ended=ended,
+        sick=step.terminated,
+        start=state.fresh,
+        comparable=state.signals.sibling,
+        objective=objective(step.final, state.rent),
+        score=step.final.score.float(),
+        growth=step.final.growth.float(),
+        bootstrap=torch.zeros_like(total),
+    )
+
+
+def _final_observation(fleets: Collector, transition: Transition) -> Observation:
     """Observe the final signals of truncated episodes, before fresh hosts replaced them."""
-    states = fleets.states
-    none_fresh = [torch.zeros_like(state.fresh) for state in states]
-    fleets.states = [
-        FleetState(final, remember(state.history, final, fresh), state.rent, fresh)
-        for state, final, fresh in zip(states, finals, none_fresh, strict=True)
-    ]
-    seen = fleets.observe()
-    fleets.states = states
-    return seen
+    none_fresh = [torch.zeros_like(state.fresh) for state in transition.before]
+    pairs = zip(transition.before, transition.steps, none_fresh, strict=True)
+    return fleets.observe([state.followed_by(step.final, fresh, rent=0.0) for state, step, fresh in pairs])
 
 
 def _stacked(observations: list[Observation]) -> Observation:

@@ -15,13 +15,12 @@ from esper.tolaria.fleet import Fleet
 from esper.tolaria.network import Bucket
 
 HOSTS = ("rng_seeds", "epoch", "lr", "seed_lr", "state", "vitals")
-LIVES = ("age", "sibling", "births", "generation", "history", "good")
 
 
 def env_tensors(env: FleetEnv) -> Tensors:
     """Return the tensors of an env that has been reset, with those of its fleet."""
     fleet = env.fleet
-    tensors = {path: x for name in LIVES for path, x in flatten(getattr(env, name), f"lives/{name}").items()}
+    tensors = flatten(env.state, "lives")
     tensors |= {path: x for name in HOSTS for path, x in flatten(getattr(fleet, name), f"hosts/{name}").items()}
     tensors |= flatten(fleet.trunk.tensors, "trunk")
     for kind, bucket in fleet.buckets.items():
@@ -60,8 +59,7 @@ def restore_env(path: str | Path, env: FleetEnv, tensors: Mapping[str, Tensor], 
     fits(path, env_settings(env), description)
     kinds = [Kind(slot, blueprint) for slot, blueprint in description["kinds"]]
     match(path, _expected(env, tensors, kinds), tensors)
-    for name in LIVES:
-        setattr(env, name, unflatten(getattr(env, name), f"lives/{name}", tensors))
+    env.state = unflatten(env.state, "lives", tensors)
     _restore_fleet(env.fleet, tensors, kinds)
 
 

@@ -83,6 +83,21 @@ class Good(NamedTuple):
     measured: Measured
 
 
+class EnvState(NamedTuple):
+    """Everything about the episodes of an env that its next decision depends on, besides the fleet."""
+
+    age: Int[Tensor, " N"]
+    """Decisions that each host has behind it."""
+    sibling: Bool[Tensor, " N"]
+    """Whether the host's episode began together with those of its group."""
+    births: Int[Tensor, " N"]
+    """Hosts born so far at each index."""
+    generation: Int[Tensor, " N"]
+    """Episodes that the group of each host has begun together."""
+    history: HealthHistory
+    good: Good
+
+
 class FleetEnv:
     """An environment that trains the hosts of a fleet in episodes, and replaces a host when its episode ends.
 
@@ -122,38 +137,44 @@ class FleetEnv:
         self.setting = make_setting(fleet.task, fleet.slots, fleet.space, fleet.seed_sizes, bare, config.episode)
         places = torch.arange(fleet.num_hosts, device=fleet.device)
         self.groups = places // config.group
-        self.births = torch.zeros_like(places)
-        """Hosts born so far at each index."""
-        self.generation = torch.zeros_like(places)
-        """Episodes that the group of each host has begun together."""
+        nan = torch.full_like(fleet.lr, torch.nan)
+        unmeasured = Measured(nan, nan, nan, contribution=torch.full_like(fleet.vitals.contribution, torch.nan))
+        self.state = EnvState(
+            age=torch.zeros_like(places),
+            sibling=torch.ones_like(fleet.everyone),
+            births=torch.zeros_like(places),
+            generation=torch.zeros_like(places),
+            history=empty_health(fleet),
+            good=Good(fleet.state, fleet.vitals, unmeasured),
+        )
 
     def reset(self) -> Signals:
         """Replace all hosts by fresh ones and return their first signals."""
-        fleet = self.fleet
-        self.age = torch.zeros_like(self.groups)
-        if self.config.staggered:
-            self.age = self.groups % self.config.episode
-        self.sibling = torch.ones_like(self.fleet.everyone)
-        self.history: HealthHistory = empty_health(fleet)
-        measured = self.renew(self.sibling, self.sibling)
-        self.good = Good(fleet.state, fleet.vitals, measured)
+        age = self.groups % self.config.episode if self.config.staggered else torch.zeros_like(self.groups)
+        everyone = torch.ones_like(self.state.sibling)
+        state, measured = self.renew(self.state._replace(age=age), everyone, everyone)
+        self.state = state._replace(good=Good(self.fleet.state, self.fleet.vitals, measured))
         return self.first_signals(measured)
 
-    def renew(self, fresh: Bool[Tensor, " N"], together: Bool[Tensor, " N"]) -> Measured:
-        """Replace the `fresh` hosts and return what all hosts measure.
+    def renew(
+        self, state: EnvState, fresh: Bool[Tensor, " N"], together: Bool[Tensor, " N"]
+    ) -> tuple[EnvState, Measured]:
+        """Replace the `fresh` hosts; return the new state, and what all hosts measure.
 
         Where `together`, the whole group begins with equal weights; elsewhere a host begins with its own.
         """
-        self.births += fresh
-        self.generation += fresh & together
-        shared = key(self.config.rng_seed, "group", self.groups, self.generation)
-        alone = key(self.config.rng_seed, "place", torch.arange(len(fresh), device=fresh.device), self.births)
+        births, generation = state.births + fresh, state.generation + (fresh & together)
+        shared = key(self.config.rng_seed, "group", self.groups, generation)
+        alone = key(self.config.rng_seed, "place", torch.arange(len(fresh), device=fresh.device), births)
         self.fleet.reset(fresh, torch.where(together, shared, alone))
-        self.sibling = torch.where(fresh, together, self.sibling)
-        empty = empty_health(self.fleet)
-        pairs = zip(empty, self.history, strict=True)
-        self.history = HealthHistory(*(torch.where(fresh, new, old) for new, old in pairs))
-        return self.fleet.evaluate_bare()
+        pairs = zip(empty_health(self.fleet), state.history, strict=True)
+        state = state._replace(
+            sibling=torch.where(fresh, together, state.sibling),
+            births=births,
+            generation=generation,
+            history=HealthHistory(*(torch.where(fresh, new, old) for new, old in pairs)),
+        )
+        return state, self.fleet.evaluate_bare()
 
     def first_signals(self, measured: Measured) -> Signals:
         """Return the signals of hosts that have not been trained yet."""
@@ -169,8 +190,8 @@ class FleetEnv:
             train_loss=train_loss,
             growth=self.fleet.growth(of.state),
             flops=flops,
-            age=self.age,
-            sibling=self.sibling,
+            age=self.state.age,
+            sibling=self.state.sibling,
             legal=legal(of.state, of.vitals, self.fleet.lifecycle),
             slots=of.state,
             vitals=of.vitals,
@@ -191,27 +212,24 @@ class FleetEnv:
             The signals for the next decision, the signals this one led to, and which episodes ended.
         """
         refused, train_loss, measured = self.fleet.decide(actions)
-        self.age = self.age + 1
-        chance, flops = self.setting.chance, self.flops().double()
+        chance, flops, good = self.setting.chance, self.flops().double(), self.state.good
         sane = self.fleet.vitals.sane
-        sick, self.history = judge(self.history, sane, train_loss, measured.score, chance, self.config.governor)
-        truncated = (self.age >= self.config.episode) & ~sick
+        sick, history = judge(self.state.history, sane, train_loss, measured.score, chance, self.config.governor)
+        self.state = state = self.state._replace(age=self.state.age + 1, history=history)
+        over = state.age >= self.config.episode
         now = self.signals(measured, train_loss, flops, self.fleet)
-        final = _choose(sick, self.signals(self.good.measured, train_loss, flops, self.good), now)
-        signals, penalty = now, sick * self.config.penalty
-        over = self.age >= self.config.episode
-        ended = sick | over
-        test = None
+        final = _choose(sick, self.signals(good.measured, train_loss, flops, good), now)
+        signals, ended, test = now, sick | over, None
         if bool(ended.any()):  # waits for the device
             if self.on_end is not None:
                 self.on_end(ended)
             test = None if self.test is None else self.fleet.evaluate_on(self.test)
-            self.age = torch.where(over, 0, self.age)
             # A failed host's replacement has a seed of its own, and stays until its group's episode ends.
-            measured = _choose(ended, self.renew(ended, over), measured)
+            self.state, renewed = self.renew(state._replace(age=torch.where(over, 0, state.age)), ended, over)
+            measured = _choose(ended, renewed, measured)
             signals = _choose(ended, self.first_signals(measured), now)
-        self.good = Good(self.fleet.state, self.fleet.vitals, measured)
-        return Step(signals, final, penalty, refused, sick, truncated, test)
+        self.state = self.state._replace(good=Good(self.fleet.state, self.fleet.vitals, measured))
+        return Step(signals, final, sick * self.config.penalty, refused, sick, over & ~sick, test)
 
 
 def _choose(rows: Bool[Tensor, " N"], yes: Record, no: Record) -> Record:

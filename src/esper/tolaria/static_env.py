@@ -40,5 +40,5 @@ class StaticEnv(FleetEnv):
         given["stage"] = torch.full_like(topology.stage, Stage.FOSSILIZED)
         fleet.tend(empty._replace(**{name: torch.where(held, x, getattr(empty, name)) for name, x in given.items()}))
         measured = fleet.evaluate()
-        self.good = Good(fleet.state, fleet.vitals, measured)
+        self.state = self.state._replace(good=Good(fleet.state, fleet.vitals, measured))
         return self.first_signals(measured)
