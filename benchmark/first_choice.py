@@ -16,9 +16,10 @@ from torch import Tensor
 from esper.leyline.actions import Op
 from esper.recipes.config import Band, FleetConfig
 from esper.recipes.suite import chosen
+from esper.simic import lives
 from esper.tamiyo import Controller
 from esper.tamiyo.controller_files import load_controller
-from esper.tamiyo.features import View, empty_history, remember
+from esper.tamiyo.features import View
 from esper.tamiyo.network import Observation, describe, look
 from esper.tolaria import Engine
 
@@ -45,11 +46,7 @@ class Question:
 
 def newborn(fleet: FleetConfig) -> View:
     env = replace(fleet, rates=(1.0,)).build_group(Engine(), 4, 1, Band.DEVELOPMENT)
-    signals = env.reset()
-    fresh = torch.ones_like(signals.sibling)
-    history = remember(empty_history(len(fresh), fresh.device), signals, fresh)
-    rent, budget = (torch.full((len(fresh),), x) for x in (0.02, torch.inf))
-    return View(signals, history, env.setting, rent, budget)
+    return lives.newborn(env, rent=0.02).view(env.setting, budget=float("inf"))
 
 
 @torch.no_grad()

@@ -9,9 +9,10 @@ from typing import Annotated
 
 import tyro
 
+from esper.exam.config import ExamConfig
+from esper.exam.sitting import Sitting
 from esper.recipes.catalogue import general
 from esper.recipes.config import FleetConfig
-from esper.recipes.exam import ExamConfig, Room
 from esper.recipes.suite import images, settings, text
 from esper.tamiyo.policies import Heuristic, Never
 from esper.tolaria import Engine
@@ -36,11 +37,11 @@ class Question:
         engine = Engine.on(self.device)
         recipe, config = replace(general(), engine=engine), ExamConfig(rates=self.rates)
         for fleet in self.fleets():
-            room = Room(recipe, fleet, config)
+            tuner = Sitting(recipe, fleet, config).tuner
             print(f"{fleet.task} {fleet.options}, {fleet.host} {fleet.widths}, {fleet.env.episode} epochs:")
-            tried = room.tried([Never(), Heuristic()], self.hosts)
+            tried = tuner.tried([Never(), Heuristic()], self.hosts)
             for policy, found in zip(("never", "heuristic"), tried, strict=True):
-                by_rate = (f"{lr:.3g} {j:.3f}" for lr, j in zip(room.grid, found, strict=True))
+                by_rate = (f"{lr:.3g} {j:.3f}" for lr, j in zip(tuner.grid, found, strict=True))
                 print(f"  {policy:9}  {'   '.join(by_rate)}", flush=True)
 
 

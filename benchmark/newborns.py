@@ -9,8 +9,9 @@ from typing import Annotated
 
 import tyro
 
+from esper.exam.config import ExamConfig
+from esper.exam.sitting import Sitting
 from esper.recipes.catalogue import general
-from esper.recipes.exam import ExamConfig, Room
 from esper.recipes.suite import settings
 from esper.tamiyo.policies import Heuristic
 from esper.tolaria import Engine
@@ -31,9 +32,10 @@ class Question:
         for fleet in (fleet for name in self.names for fleet in settings(name)):
             print(f"{fleet.task}, {fleet.host} {fleet.widths}:")
             for boost in self.boosts:
-                room = Room(recipe, replace(fleet, train=replace(fleet.train, newborn_boost=boost)), config)
-                (found,) = room.tried([Heuristic()], self.hosts)
-                by_rate = (f"{lr:.3g} {j:.3f}" for lr, j in zip(room.grid, found, strict=True))
+                boosted = replace(fleet, train=replace(fleet.train, newborn_boost=boost))
+                tuner = Sitting(recipe, boosted, config).tuner
+                (found,) = tuner.tried([Heuristic()], self.hosts)
+                by_rate = (f"{lr:.3g} {j:.3f}" for lr, j in zip(tuner.grid, found, strict=True))
                 print(f"  boost {boost:g}:  {'   '.join(by_rate)}", flush=True)
 
 

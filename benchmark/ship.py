@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import tyro
 
 from esper.cli.exam import cost
+from esper.exam.records import ExamReport
 from esper.leyline.errors import EsperError
-from esper.leyline.reports import ExamReport
 from esper.recipes import Recipe
 from esper.recipes.config import WarmStartConfig
 from esper.tamiyo.controller_files import SHIPPED, load_controller
@@ -72,7 +72,7 @@ def ship(folder: RunFolder, exams: Sequence[ExamReport]) -> None:
     shipped = RunFolder.create(SHIPPED, config.plain(), public(folder))
     (SHIPPED / "checkpoints").rmdir()
     shutil.copyfile(folder.controller_path, shipped.controller_path)
-    shipped.write_start(spent["lives"], spent["decisions"], spent["seconds"])
+    shipped.write_start(spent.lives, spent.decisions, spent.seconds)
     shipped.write_exam(exams, [])
     (SHIPPED / "lives.jsonl").unlink()
     for name in ("config.json", EXAM):

@@ -15,10 +15,10 @@ import torch
 import tyro
 from torch import Tensor
 
+from esper.exam.holding import within_memory
 from esper.leyline.actions import Head, Op
 from esper.recipes.catalogue import general
 from esper.recipes.config import Band, FleetConfig
-from esper.recipes.exam import within_memory
 from esper.recipes.suite import chosen
 from esper.simic.search import compare, single_plans
 from esper.tamiyo.controller_files import load_controller

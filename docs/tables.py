@@ -22,6 +22,8 @@ from textwrap import dedent
 from unittest.mock import patch
 
 from esper.cli import main
+from esper.dashboard.exam_text import about, cells, headings
+from esper.exam.records import ArmReport, ExamReport
 from esper.kasmina.blueprints import blueprint, blueprint_names
 from esper.kasmina.gates import LifecycleConfig
 from esper.kasmina.host import num_parameters
@@ -29,7 +31,6 @@ from esper.kasmina.hosts import build_host, host_kind, host_kinds, weak_host
 from esper.kasmina.slots import build_seed
 from esper.leyline.actions import STYLES, ActionSpace, Graft, Head, Op
 from esper.leyline.lifecycle import TRANSITIONS, Gate, Stage
-from esper.leyline.reports import ArmReport, ExamReport
 from esper.leyline.specs import Stream
 from esper.tamiyo.controller_files import SHIPPED
 from esper.telemetry.folder import RunFolder
@@ -139,7 +140,7 @@ COLUMNS = ("metric", "IQM", "growth", "FLOPs", "lr", "J", "ahead", "P(better)", 
 
 def cell(arm: ArmReport, column: str) -> str:
     """A cell of a table, with a real minus sign; differences that are shown are bold."""
-    text = arm.cells[column]
+    text = cells(arm)[column]
     if column not in ("ahead", "in score") or not text:
         return text
     mean, rest = text.replace("-", "−").split(" ", 1)
@@ -153,7 +154,7 @@ def exams() -> str:
     def row(exam: ExamReport) -> list[str]:
         arms = exam.by_name
         against = (cell(arms[name], "ahead") if name in arms else "" for name in RIVALS)
-        return [exam.setting, arms[exam.policy].cells["J"], *against]
+        return [exam.setting, cells(arms[exam.policy])["J"], *against]
 
     return rows(("setting", "J", *RIVALS), map(row, RunFolder(SHIPPED).exams()))
 
@@ -222,7 +223,7 @@ def all_arms() -> str:
     parts = []
     for exam in RunFolder(SHIPPED).exams():
         body = ((arm.name, *(cell(arm, column) for column in COLUMNS)) for arm in exam.arms)
-        parts.append(f"**{exam.setting}**. {exam.about}\n\n{rows(('arm', *exam.headings(COLUMNS)), body)}")
+        parts.append(f"**{exam.setting}**. {about(exam)}\n\n{rows(('arm', *headings(exam, COLUMNS)), body)}")
     return "\n".join(parts)
 
 
@@ -249,7 +250,7 @@ def trainings() -> str:
             hosts = ours[n * exam.hosts : (n + 1) * exam.hosts]
             growth = mean(exp((score - j) / exam.rent) - 1 for score, j in hosts)
             told.append(f"{mean(j for _, j in hosts):.3f} ({growth:.2f})")
-        return told + [arms[name].cells["J"] if name in arms else "" for name in RIVALS[:4]]
+        return told + [cells(arms[name])["J"] if name in arms else "" for name in RIVALS[:4]]
 
     found = RunFolder(SHIPPED).exams()
     head = ("setting", *(f"p{n}" for n in range(1, found[0].trainings + 1)), *RIVALS[:4])
@@ -265,7 +266,7 @@ def frontier() -> str:
             if mean(arm.scores) > best:
                 best = mean(arm.scores)
                 name = f"**{arm.name}**" if arm.name == exam.policy else arm.name
-                told.append(f"{name} ({arm.cells['parameters']}: {arm.cells['metric']})")
+                told.append(f"{name} ({cells(arm)['parameters']}: {cells(arm)['metric']})")
         return [exam.setting, "; ".join(told)]
 
     return rows(("setting", "arm (parameters: metric)"), map(row, RunFolder(SHIPPED).exams()))

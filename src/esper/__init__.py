@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING
 __version__ = "0.2.0.dev0"
 
 _PUBLIC = {
+    "exam.arms": ("Arm",),
+    "exam.config": ("ExamConfig",),
+    "exam.holding": ("hold_exam",),
+    "exam.records": ("ArmReport", "ExamReport"),
     "growth": (
         *("Deepen", "Doubling", "Growth", "GrowthConfig", "Preview", "SlotAction", "WarmupStableDecay", "grow"),
         *("preview", "resume"),
@@ -22,11 +26,10 @@ _PUBLIC = {
     ),
     "leyline": ("ActionSpace", "EpochReport", "EsperError", "FileError", "Op", "SlotReport", "Stage"),
     "leyline.objectives": ("CLASSIFICATION", "LANGUAGE", "REGRESSION", "Objective"),
-    "leyline.reports": ("ArmReport", "ExamReport", "UpdateReport"),
+    "leyline.reports": ("UpdateReport",),
     "leyline.specs": ("HostSpec", "SlotSpec", "Stream", "TaskSpec"),
     "leyline.state": ("Split", "Task"),
     "recipes": ("FleetConfig", "Recipe", "recipe", "recipe_names"),
-    "recipes.exam": ("ExamConfig", "hold_exam"),
     "simic": (
         *("CloneConfig", "CollectConfig", "LearnConfig", "OfflineConfig", "PPOConfig", "RentSchedule", "RewardConfig"),
         *("clone", "evaluate", "grow_host", "learn_offline", "load_episodes", "record_episodes", "save_episodes"),
@@ -47,6 +50,7 @@ _PUBLIC = {
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 _SUBPACKAGES = (
     "dashboard",
+    "exam",
     "growth",
     "kasmina",
     "leyline",
@@ -61,6 +65,10 @@ _SUBPACKAGES = (
 __all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
+    from esper.exam.arms import Arm
+    from esper.exam.config import ExamConfig
+    from esper.exam.holding import hold_exam
+    from esper.exam.records import ArmReport, ExamReport
     from esper.growth import (
         Deepen,
         Doubling,
@@ -89,11 +97,10 @@ if TYPE_CHECKING:
     )
     from esper.leyline import ActionSpace, EpochReport, EsperError, FileError, Op, SlotReport, Stage
     from esper.leyline.objectives import CLASSIFICATION, LANGUAGE, REGRESSION, Objective
-    from esper.leyline.reports import ArmReport, ExamReport, UpdateReport
+    from esper.leyline.reports import UpdateReport
     from esper.leyline.specs import HostSpec, SlotSpec, Stream, TaskSpec
     from esper.leyline.state import Split, Task
     from esper.recipes import FleetConfig, Recipe, recipe, recipe_names
-    from esper.recipes.exam import ExamConfig, hold_exam
     from esper.simic import (
         CloneConfig,
         CollectConfig,

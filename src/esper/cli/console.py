@@ -7,7 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from esper.leyline.reports import ExamReport
+from esper.dashboard.exam_text import about, cells, headings
+from esper.exam.records import ExamReport
 
 COLUMNS = ("metric", "IQM", "growth", "parameters", "FLOPs", "time", "J", "ahead", "P(better)")
 """Columns of an exam's table, cells of its arms."""
@@ -44,7 +45,7 @@ def show_exam(exam: ExamReport, console: Console) -> None:
         if console.measure(table, options=unlimited).maximum <= console.width:
             break
         columns.remove(column)
-        left_out.append(exam.headings([column])[0])
+        left_out.append(headings(exam, [column])[0])
         table = exam_table(exam, columns)
     console.print(table)
     if left_out:
@@ -55,13 +56,13 @@ def exam_table(exam: ExamReport, columns: Sequence[str] = COLUMNS) -> Table:
     """Return the table of an exam: one row for each arm."""
     title = Text(f"{exam.setting}: {exam.hosts} fresh hosts, {exam.data} data", "bold")
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
-    table.caption, table.caption_justify = Text(exam.about) if exam.about else None, "left"
+    table.caption, table.caption_justify = Text(about(exam)) if about(exam) else None, "left"
     table.add_column("policy", overflow="fold", max_width=24)
-    for name in exam.headings(columns):
+    for name in headings(exam, columns):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for arm in exam.arms:
         color = {"better": "green", "worse": "red", "level": ""}[arm.verdict]
-        cells = (Text(arm.cells[column], color if column == "ahead" else "") for column in columns)
-        table.add_row(Text(arm.name), *cells, Text(arm.verdict if arm.difference else "", color))
+        texts = (Text(cells(arm)[column], color if column == "ahead" else "") for column in columns)
+        table.add_row(Text(arm.name), *texts, Text(arm.verdict if arm.difference else "", color))
     return table

@@ -3,7 +3,7 @@
 import hashlib
 import json as json_module
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,14 +16,17 @@ from esper.cli.console import literal_console, show_exam
 from esper.cli.flags import Flag, optional
 from esper.cli.report import write_report
 from esper.cli.sizes import Size, size_in_bytes
+from esper.exam.config import ExamConfig, quick
+from esper.exam.files import digest, read_plan, require_different
+from esper.exam.holding import held_one_by_one
+from esper.exam.records import Background
+from esper.exam.tuning import Choices, Tell
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.json_records import jsonable
-from esper.leyline.reports import ExamReport, Life
 from esper.recipes import FleetConfig, Recipe
-from esper.recipes.exam import QUICK, ExamConfig, Once, Tell, afresh, held_one_by_one
 from esper.recipes.suite import HELD_OUT, chosen
 from esper.tamiyo.controller_files import SHIPPED, load_controller
-from esper.tamiyo.policies import FixedPlan, LearnedPolicy, PlanStep, Policy
+from esper.tamiyo.policies import LearnedPolicy, Policy
 from esper.telemetry import RunFolder
 from esper.telemetry.folder import CONTROLLER, environment
 from esper.tolaria import Engine
@@ -71,16 +74,16 @@ class Exam:
                 raise FileError(f"{folder.path} is not done: finish it with `esper resume` first")
         asked = self.asked(folders, fleets)
         files = [path if path.is_file() else path / CONTROLLER for path in runs]
-        different(files)
+        require_different(files)
         policies = [LearnedPolicy(load_controller(path).to(asked.engine.place())) for path in files]
-        known = {**cost(folders), "held": self.held(asked)}
+        background = replace(cost(folders), held=self.held(asked))
         place = self.place(folders, asked)
         if place is None:
-            self.hold(asked, policies, known)
+            self.hold(asked, policies, background)
         else:
             with place.alone():
                 choices = place.choices(self.question(asked, files))
-                self.hold(asked, policies, known, place, choices.once)
+                self.hold(asked, policies, background, place, choices)
                 choices.forget()
                 report = write_report(place)
             if report and not self.json:
@@ -90,20 +93,20 @@ class Exam:
         self,
         asked: Recipe,
         policies: Sequence[Policy],
-        known: Mapping[str, Any],
+        background: Background,
         place: RunFolder | None = None,
-        once: Once = afresh,
+        choices: Choices | None = None,
     ) -> None:
         """Run all exams; show and store each as soon as it ends."""
         guests, tell = [read_plan(path) for path in self.plan], literal_console(stderr=True).log
         fleets = self.examined(asked, tell)
-        config = self.quickly(len(fleets)) if self.quick else self.exam
-        exams, lives = [], []
-        for exam, episodes in held_one_by_one(asked, policies, config, guests, fleets, tell, once):
-            exams.append(replace(exam, **known))
+        config = quick(self.exam.hosts, len(fleets)) if self.quick else self.exam
+        exams, lives, runs = [], [], [str(path) for path in self.runs or (SHIPPED,)]
+        for exam, episodes in held_one_by_one(asked, policies, config, guests, fleets, tell, choices, background):
+            exams.append(exam)
             lives += episodes
             if place:
-                self.keep(place, exams, lives)
+                place.keep_exam(exams, lives, runs)
             if self.json:
                 print(json_module.dumps(jsonable(asdict(exams[-1]))))
             else:
@@ -126,17 +129,6 @@ class Exam:
         where = {name: value for name, value in self.environment(asked).items() if name != "id"}
         read = [path for path in (*files, *self.plan, self.images, self.text) if path and path.exists()]
         return hashlib.sha256(b"".join([json_module.dumps(where).encode(), *map(digest, read)])).hexdigest()
-
-    def keep(self, place: RunFolder, exams: Sequence[ExamReport], lives: Sequence[Life]) -> None:
-        """Store the exams so far. A final exam replaces any other, a preliminary one only preliminary ones."""
-        if exams[-1].final:
-            place.log_exam(exams[-1], [str(path) for path in self.runs or (SHIPPED,)])
-        if exams[-1].final or not any(kept.final for kept in place.exams()):
-            place.write_exam(exams, lives)
-
-    def quickly(self, settings: int) -> ExamConfig:
-        """Return the config of a quick exam: fewer hosts where there are many settings."""
-        return replace(QUICK, hosts=min(self.exam.hosts, QUICK.hosts, max(64 // settings, 2)))
 
     def held(self, asked: Recipe) -> str:
         """Return the line that says when, where and how an exam was held."""
@@ -180,47 +172,12 @@ def few(fleets: Sequence[FleetConfig], most: int = 6) -> list[FleetConfig]:
     return [fleets[n * len(fleets) // count] for n in range(count)]
 
 
-def different(files: Sequence[Path]) -> None:
-    """Refuse a training that is named twice, which would count as two."""
-    seen: dict[bytes, Path] = {}
-    for path in files:
-        content = digest(path)
-        if content in seen:
-            raise EsperError(f"{seen[content]} and {path} are the same controller: name each training once")
-        seen[content] = path
-
-
-def digest(path: Path) -> bytes:
-    """Return the SHA-256 of a file, or of all files in a folder."""
-    sha256 = hashlib.sha256()
-    try:
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if not file.is_dir():
-                sha256.update(str(file.relative_to(path)).encode() + file.read_bytes())
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
-    return sha256.digest()
-
-
-def cost(folders: Sequence[RunFolder]) -> dict[str, Any]:
+def cost(folders: Sequence[RunFolder]) -> Background:
     """Return what the trainings cost, warm starts and the runs they continue included: no other arm had that."""
     every, starts = [r for folder in folders for r in folder.reports()], [folder.start() for folder in folders]
-    return {
-        "settings": len(Recipe.revived(folders[0].config()).learned_from) if folders else 0,
-        "lives": sum(report.episodes for report in every) + sum(start["lives"] for start in starts),
-        "decisions": sum(report.decisions for report in every) + sum(start["decisions"] for start in starts),
-        "seconds": sum(sum(report.seconds.values()) for report in every) + sum(start["seconds"] for start in starts),
-    }
-
-
-def read_plan(path: Path) -> FixedPlan:
-    """Read a growth plan from a JSON file."""
-    try:
-        lines = json_module.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(lines, list):
-            raise TypeError(lines)
-        return FixedPlan([PlanStep(int(line.pop("decision")), line) for line in lines], name=path.stem)
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise FileError(f"{path} must hold a JSON list of objects with a decision and an op: {error!r}") from None
+    return Background(
+        settings=len(Recipe.revived(folders[0].config()).learned_from) if folders else 0,
+        lives=sum(report.episodes for report in every) + sum(start["lives"] for start in starts),
+        decisions=sum(report.decisions for report in every) + sum(start["decisions"] for start in starts),
+        seconds=sum(sum(report.seconds.values()) for report in every) + sum(start["seconds"] for start in starts),
+    )

@@ -28,11 +28,14 @@ from esper.cli.console import literal_console, show_exam
 from esper.cli.exam import cost
 from esper.cli.flags import Flag, optional
 from esper.cli.report import write_report
+from esper.exam.arms import ARMS, always
+from esper.exam.config import QUICK
+from esper.exam.holding import held_one_by_one
+from esper.exam.records import ExamReport, Life
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.json_records import jsonable
-from esper.leyline.reports import ExamReport, Life, UpdateReport
+from esper.leyline.reports import UpdateReport
 from esper.recipes import Recipe, recipe
-from esper.recipes.exam import QUICK, SIMPLE, held_one_by_one
 from esper.recipes.warm_start import Progress, begin, folder_of
 from esper.simic.checkpoint import load_training_run, save_training_run
 from esper.simic.train import Training
@@ -299,7 +302,7 @@ def needs_warm_start(stage: Recipe) -> bool:
 def warm_start(folder: RunFolder, stage: Recipe, at: Position, console: Console, stop: "Stop") -> Training:
     """Return a stage's training with a controller that has its first weights, and write down what they have cost."""
     started, run = time.perf_counter(), stage.warm_start.run
-    spent = folder.start() if at.before else cost([RunFolder.open(folder_of(run))] if run else [])
+    spent = folder.start() if at.before else asdict(cost([RunFolder.open(folder_of(run))] if run else []))
     with shown_progress("warm start", console, stop) as progress:
         training = at.training or stage.build()
         took = begin(stage, training.controller, at.before, progress)
@@ -314,9 +317,12 @@ def finish(folder: RunFolder, asked: Recipe, controller: Controller, console: Co
     if asked.exam:
         lives: list[Life] = []
         with shown_progress("preliminary exam", console, stop) as progress:
-            config, tell = replace(QUICK, hosts=asked.exam), Steps(progress, len(asked.fleets) * (1 + len(SIMPLE)))
-            for exam, told in held_one_by_one(asked, [LearnedPolicy(controller)], config, tell=tell):
-                exams.append(replace(exam, **cost([folder])))
+            arms = 1 + sum(arm.when is always for arm in ARMS)
+            config, tell = replace(QUICK, hosts=asked.exam), Steps(progress, len(asked.fleets) * arms)
+            for exam, told in held_one_by_one(
+                asked, [LearnedPolicy(controller)], config, tell=tell, background=cost([folder])
+            ):
+                exams.append(exam)
                 lives += told
         folder.write_exam(exams, lives)
     save_controller(folder.controller_path, controller)

@@ -17,8 +17,9 @@ from esper.dashboard.style import (
     quieten,
     spoken,
 )
+from esper.exam.records import ExamReport, Life
 from esper.leyline.actions import Op
-from esper.leyline.reports import ExamReport, Life, UpdateReport
+from esper.leyline.reports import UpdateReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

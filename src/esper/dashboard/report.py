@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from esper.dashboard.exam_text import about, cells, headings
 from esper.dashboard.life import draw_life
 from esper.dashboard.page import details, page, section
 from esper.dashboard.pictures import (
@@ -19,7 +20,8 @@ from esper.dashboard.pictures import (
     draw_profiles,
 )
 from esper.dashboard.style import spoken
-from esper.leyline.reports import Anomaly, ArmReport, ExamReport, Life, UpdateReport
+from esper.exam.records import ArmReport, ExamReport, Life
+from esper.leyline.reports import Anomaly, UpdateReport
 
 EXAMPLES = 3
 """Number of hosts whose episodes are drawn."""
@@ -144,38 +146,39 @@ def _overview(exams: Sequence[ExamReport]) -> str:
     rows = []
     for exam in exams:
         arms = exam.by_name
-        cells = "".join(_lead(arms[name]) if name in arms else "<td></td>" for name in names)
-        own = f'<td class="text">{escape(exam.setting)}</td><td>{arms[exam.policy].cells["J"]}</td>'
-        rows.append(f"<tr>{own}{cells}</tr>")
-    about = (
+        leads = "".join(_lead(arms[name]) if name in arms else "<td></td>" for name in names)
+        own = f'<td class="text">{escape(exam.setting)}</td><td>{cells(arms[exam.policy])["J"]}</td>'
+        rows.append(f"<tr>{own}{leads}</tr>")
+    said = (
         f"Lead in J of {exams[0].policy} over each other policy. Green: better; brown: worse; else no difference shown."
         " Hover over a number for its interval."
     )
     table = f"<table><tr>{head}</tr>{''.join(rows)}</table>"
-    return f'<div class="wide">{table}</div><p class="quiet">{escape(about)}</p>'
+    return f'<div class="wide">{table}</div><p class="quiet">{escape(said)}</p>'
 
 
 def _lead(arm: ArmReport) -> str:
-    mean, _, interval = arm.cells["ahead"].partition(" ")
+    mean, _, interval = cells(arm)["ahead"].partition(" ")
     return f'<td class="{COLORS[arm.verdict]}" title="{escape(interval)}">{mean}</td>'
 
 
 def _exam(exam: ExamReport) -> str:
-    about = (
+    small = (
         f"{exam.hosts} fresh hosts for every policy; episodes of {exam.episode} epochs; {exam.data} data;"
-        f" J = score − {exam.rent:g} ln(1 + growth). {exam.about}"
+        f" J = score − {exam.rent:g} ln(1 + growth). {about(exam)}"
     )
-    head = "".join(f"<th>{escape(name)}</th>" for name in ("policy", *exam.headings(COLUMNS)))
+    head = "".join(f"<th>{escape(name)}</th>" for name in ("policy", *headings(exam, COLUMNS)))
     table = f"<table><tr>{head}</tr>{''.join(map(_row, exam.arms))}</table>"
     said = f'<h3>{escape(exam.setting)}</h3><p class="verdict">{escape(verdict(exam))}</p>'
-    return f'{said}<p class="quiet">{escape(about)}</p><div class="wide">{table}</div>'
+    return f'{said}<p class="quiet">{escape(small)}</p><div class="wide">{table}</div>'
 
 
 def _row(arm: ArmReport) -> str:
-    cells = "".join(
-        f'<td class="{COLORS[arm.verdict] if column == "ahead" else ""}">{arm.cells[column]}</td>' for column in COLUMNS
+    told = cells(arm)
+    row = "".join(
+        f'<td class="{COLORS[arm.verdict] if column == "ahead" else ""}">{told[column]}</td>' for column in COLUMNS
     )
-    return f'<tr class="{"own" if arm.difference is None else ""}"><td>{escape(arm.name)}</td>{cells}</tr>'
+    return f'<tr class="{"own" if arm.difference is None else ""}"><td>{escape(arm.name)}</td>{row}</tr>'
 
 
 def _anomalies(reports: Sequence[UpdateReport]) -> str:

@@ -20,7 +20,7 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -29,10 +29,11 @@ from typing import Any
 from uuid import uuid4
 
 from esper import __version__
+from esper.exam.records import ExamReport, Life
 from esper.leyline.atomic import replace_file
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.json_records import from_json, jsonable
-from esper.leyline.reports import ExamReport, Life, LifeReport, UpdateReport
+from esper.leyline.reports import LifeReport, UpdateReport
 from esper.telemetry.lock import holder_of, locked
 
 VERSION = 1
@@ -199,6 +200,13 @@ class RunFolder:
         self.write(LIVES, "".join(json.dumps(jsonable(asdict(life))) + "\n" for life in lives))
         self._write_json(EXAM, {"version": VERSION, "exams": [jsonable(asdict(exam)) for exam in exams]})
 
+    def keep_exam(self, exams: Sequence[ExamReport], lives: Sequence[Life], runs: Sequence[str]) -> None:
+        """Store the exams so far. A final exam replaces any other, a preliminary one only preliminary ones."""
+        if exams[-1].final:
+            self.log_exam(exams[-1], runs)
+        if exams[-1].final or not any(kept.final for kept in self.exams()):
+            self.write_exam(exams, lives)
+
     def log_exam(self, exam: ExamReport, runs: Sequence[str]) -> None:
         """Append a final exam to the log of all final exams, without the scores of single hosts."""
         arms = tuple(replace(arm, scores=(), objectives=()) for arm in exam.arms)
@@ -279,12 +287,13 @@ class Choices:
     def __init__(self, folder: RunFolder, asked: str) -> None:
         self.folder, self.asked, self.chosen = folder, asked, folder.all_choices().get(asked, {})
 
-    def once(self, purpose: str, choose: Callable[[], list[float]]) -> list[float]:
-        """Return the recorded choice for a purpose, or make and record it."""
-        if purpose not in self.chosen:
-            self.chosen[purpose] = choose()
-            self.folder.write_choices({**self.folder.all_choices(), self.asked: self.chosen})
-        return list(self.chosen[purpose])
+    def get(self, purpose: str, /) -> Sequence[float] | None:
+        """Return the recorded choice for a purpose; None if there is none."""
+        return self.chosen.get(purpose)
+
+    def __setitem__(self, purpose: str, choice: Sequence[float], /) -> None:
+        self.chosen[purpose] = choice
+        self.folder.write_choices({**self.folder.all_choices(), self.asked: self.chosen})
 
     def forget(self) -> None:
         """Drop the record of this exam, which has ended."""

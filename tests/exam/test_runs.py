@@ -1,19 +1,14 @@
 """Exams are paired and scored on test data, and record what happened."""
 
-from dataclasses import replace
-from functools import cache
-from typing import Any
+from itertools import islice
 
-import numpy as np
 import pytest
 import torch
 
-from esper.leyline.errors import EsperError
-from esper.leyline.reports import Interval
+from esper.exam.runs import EpisodeRecorder, Replay, run_arm
 from esper.leyline.state import NO_BLUEPRINT, Split
-from esper.simic.evaluation import Outcome, evaluate, on_test
-from esper.simic.exam import Arm, ArmRun, EpisodeRecorder, Replay, compare_arms, run_arm
-from esper.simic.statistics import iqm_interval, p_value, unpaired_interval
+from esper.simic.evaluation import evaluate, on_test
+from esper.simic.lives import Transition, episode
 from esper.tamiyo.policies import FixedPlan, Heuristic, Never, PlanStep, RandomLegal, SideBySide
 from esper.tolaria import EnvConfig, Fleet, FleetEnv, TrainConfig
 from esper.tolaria.static_env import StaticEnv
@@ -27,91 +22,6 @@ def exam_env(test: Split | None = None, episode: int = 6, num_hosts: int = 4) ->
     fleet = Fleet(SPECS["mlp"], task, range(num_hosts), TrainConfig(batch_size=32))
     test = Split(*(x.flip(0)[:20] for x in task.train)) if test is None else test
     return FleetEnv(fleet, EnvConfig(episode=episode), test)
-
-
-def arm(name: str, j: list[float], **more: Any) -> Arm:
-    """An arm whose six hosts have this J, twice as much as score, and an outlier among the metrics."""
-    given = torch.tensor(j)
-    growth, flops, sick = (torch.tensor(x) for x in ([0.0, 1.0] * 3, [10.0, 30.0] * 3, [0.0, 0.0, 1.0] * 2))
-    outcome = Outcome(given, 2 * given, torch.tensor([2.0, 0, 1, 100, 3, 0]), growth, flops, sick)
-    run = ArmRun(outcome, [], [], toy_fleet().state, seconds=3.0)
-    return Arm(name, [run], **{"episode": 8, "lr": 0.01, **more})
-
-
-@cache
-def toy_fleet() -> Fleet:
-    """A fleet whose task has a teacher of 100 parameters."""
-    task = toy_task("mlp", 64, 32)
-    task = task._replace(spec=replace(task.spec, facts={"teacher_parameters": 100}))
-    return Fleet(SPECS["mlp"], task, range(6), TrainConfig(batch_size=32))
-
-
-OURS = [1.0, 2, 3, 4, 5, 6]
-LESS, MORE, LEVEL = ([j + change for j in OURS] for change in (-1, 1, 0))
-
-
-def test_verdicts_by_hand():
-    """The policy is 1 above never and 1 below the oracle on every host: a sign-flip p-value of 2 / 64 each, the second
-    and third smallest of five, so that Holm's correction gives 4 * 2 / 64 for both."""
-    others = [
-        arm("never", LESS, episode=9, lr=0.02),
-        arm("grid oracle", MORE, searched=77, plan="0: GERMINATE s0"),
-        arm("same", LEVEL),
-        arm("replay", LESS, paired=False),
-        arm("right size", [10.0] * 6, paired=False),
-    ]
-    report = compare_arms(toy_fleet(), 0.02, arm("ours", OURS), others, data="validation")
-    own, never, oracle, same, replay, right = report.arms
-    bare = toy_fleet().trunk.layout.num_parameters
-    assert (report.policy, report.task, report.host, report.metric) == ("ours", "toy mlp", "mlp 8-8", "accuracy")
-    assert (report.hosts, report.trainings, report.episode, report.rent, report.data) == (6, 1, 8, 0.02, "validation")
-    assert report.right_size == 100
-    assert report.of_oracle is not None
-    part = report.of_oracle
-    assert (part.mean, part.low, part.high) == pytest.approx((0.5,) * 3), "of the 2 that the oracle is above never"
-    assert (own.mean, own.iqm, own.j) == (pytest.approx(106 / 6), 1.5, 3.5)
-    assert own.iqm_interval == iqm_interval(np.array([2.0, 0, 1, 100, 3, 0]))
-    assert (own.growth, own.params, own.flops, own.sick, own.seconds) == (0.5, 1.5 * bare, 20, pytest.approx(1 / 3), 3)
-    assert (own.scores, own.objectives) == (tuple(2 * j for j in OURS), tuple(OURS))
-    assert (own.difference, own.score_difference, own.probability_of_improvement, own.p_value) == (
-        None,
-        None,
-        None,
-        None,
-    )
-    assert (own.excess, own.regret) == (1.5 * bare - 100, 6.5)
-    assert (never.difference, never.score_difference) == (Interval(1, 1, 1), Interval(2, 2, 2))
-    assert (oracle.difference, same.difference) == (Interval(-1, -1, -1), Interval(0, 0, 0))
-    assert never.probability_of_improvement == pytest.approx((21 + 5 / 2) / 36), "above in 21 of 36 pairs, equal in 5"
-    assert never.p_value == oracle.p_value == pytest.approx(4 * 2 / 64, abs=0.02)
-    assert same.p_value == 1
-    assert (never.regret, right.regret, right.excess) == (7.5, 0, own.excess)
-    assert [(a.episode, a.lr) for a in report.arms] == [(8, 0.01), (9, 0.02)] + [(8, 0.01)] * 4
-    assert [(a.searched, a.plan) for a in (never, oracle)] == [(0, ""), (77, "0: GERMINATE s0")]
-    ours, theirs = np.array(OURS), np.array(LESS)
-    assert (replay.difference, replay.score_difference) == (
-        unpaired_interval(ours, theirs),
-        unpaired_interval(2 * ours, 2 * theirs),
-    )
-    assert [a.paired for a in report.arms] == [True] * 4 + [False] * 2
-    alone = compare_arms(toy_fleet(), 0.02, arm("ours", OURS), [arm("replay", LESS, paired=False)])
-    assert alone.arms[1].p_value == p_value(ours, theirs, hosts_are_paired=False) > 0.3
-    assert (alone.of_oracle, alone.arms[0].regret) == (None, None), "with neither never, oracle nor right size"
-
-
-def test_several_trainings_count_as_one_arm():
-    """Two trainings with mean J 3.5 and 5.5; the reported time is that of the first, which includes warm-up."""
-    (one,), (two,) = (arm("ours", j).runs for j in (OURS, [j + 2 for j in OURS]))
-    ours = arm("ours", OURS)._replace(runs=[one, two._replace(seconds=1.0)])
-    report = compare_arms(toy_fleet(), 0.02, ours, [arm("never", LESS)])
-    assert (report.trainings, report.hosts) == (2, 6)
-    assert (report.arms[0].j, report.arms[0].seconds, report.arms[1].difference) == (4.5, 3.0, Interval(2, 1, 3))
-    assert report.arms[0].objectives == (*OURS, *(j + 2 for j in OURS))
-
-
-def test_every_arm_needs_a_name_of_its_own():
-    with pytest.raises(EsperError, match="2 arms are called 'never'"):
-        compare_arms(toy_fleet(), 0.02, arm("ours", OURS), [arm("never", LESS), arm("never", MORE)])
 
 
 def test_nothing_but_the_score_depends_on_test_data():
@@ -133,23 +43,9 @@ def test_the_score_is_that_of_the_grown_host_on_test_data():
     outcome = evaluate(env, PLAN, 0.02)
     other = exam_env(episode=9)  # continues where the first one ends
     assert other.test is not None
-    play_until(other, PLAN, 3)
+    list(islice(episode(other, PLAN, 0.02), 3))
     measured = other.fleet.evaluate_on(other.test)
     assert torch.equal(outcome.metric, measured.metric.float())
-
-
-def play_until(env: FleetEnv, policy: FixedPlan, decisions: int) -> None:
-    from esper.tamiyo.features import View, empty_history
-
-    signals = env.reset()
-    hosts, device = len(signals.age), signals.age.device
-    policy.begin(env.setting, hosts, device)
-    zeros = torch.zeros(hosts)
-    for _ in range(decisions):
-        view = View(signals, empty_history(hosts, device), env.setting, zeros, zeros + torch.inf)
-        signals = env.step(
-            policy.decide(view, torch.zeros(hosts, dtype=torch.bool), torch.full((hosts, 99), 0.5))
-        ).signals
 
 
 def test_lives_are_told_as_they_were():
@@ -192,7 +88,7 @@ def test_what_comes_after_a_sick_host_is_not_its_doing():
     action = torch.tensor([env.setting.space.action("GERMINATE", blueprint="mlp")] * 2)
     for _ in range(2):
         steps.append(env.step(action))
-        recorder.record(action, steps[-1])
+        recorder.add(Transition([], [action], [steps[-1]], []))
     assert torch.equal(recorder.actions[0], action)
     assert not recorder.actions[1][0].any()
     assert torch.equal(recorder.actions[1][1], action[1])

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.leyline.reports import Interval
+from esper.exam.records import Interval
 
 Values = NDArray[np.float64]
 """One number per host, (N,), or one row per training of the policy, (trainings, N)."""

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import trim_mean
 
-from esper.leyline.reports import Interval
-from esper.simic.statistics import (
+from esper.exam.records import Interval
+from esper.exam.statistics import (
     gain_fraction,
     holm,
     iqm,
