@@ -6,16 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from esper.leyline.reports import (
-    ArmReport,
-    EpochReport,
-    ExamReport,
-    HeadReport,
-    Interval,
-    Life,
-    LifeReport,
-    UpdateReport,
-)
+from esper.exam.records import ArmReport, ExamReport, Interval, Life
+from esper.leyline.reports import EpochReport, HeadReport, LifeReport, UpdateReport
 from esper.telemetry import RunFolder
 
 

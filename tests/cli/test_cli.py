@@ -18,7 +18,6 @@ from esper.cli.exam import Exam, cost, few
 from esper.cli.sizes import size_in_bytes
 from esper.leyline.errors import EsperError
 from esper.recipes import Recipe, recipe
-from esper.recipes.exam import ExamConfig
 from esper.recipes.suite import HELD_OUT, setting
 from esper.tamiyo import Controller, load_controller
 from esper.tamiyo.controller_files import SHIPPED, save_controller
@@ -301,11 +300,6 @@ def test_settings_that_are_none_are_named(run, capsys):
         assert message in capsys.readouterr().err
 
 
-def test_the_more_settings_the_coarser_a_quick_exam():
-    assert [Exam(quick=True).quickly(settings).hosts for settings in (1, 4, 7, 14, 22, 99)] == [16, 16, 9, 4, 2, 2]
-    assert Exam(exam=ExamConfig(hosts=3)).quickly(1).hosts == 3
-
-
 def test_a_quick_exam_takes_a_few_settings_of_many():
     for name, places in {"spirals": [0], "general": [0, 5, 10, 15, 20, 25]}.items():
         fleets = recipe(name).fleets
@@ -364,11 +358,9 @@ def test_without_a_run_the_controller_that_comes_along_is_examined_and_the_exam_
     assert parse(["exam", "run"]).settings() == []
 
 
-def test_where_no_controller_comes_along_a_run_is_asked_for(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("esper.cli.exam.SHIPPED", tmp_path / "none")
-    with pytest.raises(SystemExit):
-        main(["exam"])
-    assert "this installation has no shipped controller: name a RUN" in capsys.readouterr().err
+def test_where_no_controller_comes_along_a_run_is_asked_for(tmp_path):
+    with pytest.raises(EsperError, match="this installation has no shipped controller: name a RUN"):
+        Exam(shipped=tmp_path / "none").run()
 
 
 def test_a_run_says_what_began_it(run):

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 import esper
-from esper.cli import main
+from esper.cli import explained, main
 from esper.cli.commands import COMMANDS, Command, Group, overview, parse
 from esper.cli.console import literal_console, print_table, show_exam
 from esper.cli.watch import Watch
@@ -180,20 +180,18 @@ def test_what_torch_cannot_do_is_one_sentence_and_nothing_begins(arguments, mess
     assert list(tmp_path.iterdir()) == []
 
 
-class Fails:
-    def run(self) -> None:
-        torch.zeros(2, 3) @ torch.zeros(2, 3)
+def fails() -> None:
+    torch.zeros(2, 3) @ torch.zeros(2, 3)
 
 
-def test_an_error_of_torch_is_one_sentence_unless_asked_for(monkeypatch, capsys):
-    monkeypatch.setattr("esper.cli.parse", lambda arguments: Fails())
+def test_an_error_of_torch_is_one_sentence_unless_asked_for(capsys):
     with pytest.raises(SystemExit) as exit:
-        main(["tasks"])
+        explained(fails, debug=False)
     assert exit.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("esper: torch cannot do this: mat1 and mat2 shapes cannot be multiplied")
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        main(["tasks", "--debug"])
+        explained(fails, debug=True)
 
 
 def in_terminal(*arguments, columns=80):

@@ -374,11 +374,9 @@ def test_an_anomaly_is_printed_once_and_counted():
     assert count == "  ratio explosion ([op]), 2 updates so far"
 
 
-def test_progress_is_lines_with_the_time_to_go_where_nothing_can_be_redrawn(monkeypatch):
-    clock = iter([0.0, 10.0, 20.0, 21.0, 30.0, 40.0])
-    monkeypatch.setattr("esper.cli.train.time.perf_counter", lambda: next(clock))
-    console = lines()
-    with shown_progress("warm start", console) as progress:
+def test_progress_is_lines_with_the_time_to_go_where_nothing_can_be_redrawn():
+    clock, console = iter([0.0, 10.0, 20.0, 21.0, 30.0, 40.0]), lines()
+    with shown_progress("warm start", console, now=lambda: next(clock)) as progress:
         for step, done, total in (("[a]", 0, 4), ("b", 1, 4), ("soon", 2, 4), ("c", 0, 10), ("d", 5, 10)):
             progress(step, done, total)
     assert printed(console) == [

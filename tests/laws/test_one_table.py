@@ -9,13 +9,13 @@ from esper.kasmina import build_host
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.leyline.specs import HostSpec
-from esper.simic import CollectConfig, PPOConfig, RewardConfig
+from esper.simic import PPOConfig, RewardConfig
 from esper.simic.ppo import decision_counts, losses
-from esper.simic.rollout import Collector, collect
-from esper.simic.sequences import Sequences, to_sequences
+from esper.simic.rollout import collect
+from esper.simic.sequences import Sequences
 from esper.tamiyo.policies import FixedPlan, PlanStep
 from esper.tolaria import EnvConfig, Fleet, FleetEnv, TrainConfig
-from small_fleets import controller_for, make_env
+from small_fleets import begun, controller_for, make_env, sequences_of
 from toys import toy_task
 
 
@@ -23,12 +23,9 @@ from toys import toy_task
 def sequences() -> tuple[Sequences, object]:
     """Four decisions at which everything was legal."""
     controller = controller_for()
-    fleets = Collector([make_env("mlp", 2, episode=9)], controller, CollectConfig(horizon=2))
-    fleets.begin(rent=0.0)
-    rollout = collect(fleets, controller, 0.0, RewardConfig())
-    sequences = to_sequences(
-        rollout, torch.ones(2, 2), torch.ones(2, 2), True, controller.blank(2, torch.device("cpu"))
-    )
+    fleets = begun([make_env("mlp", 2, episode=9)], controller, horizon=2)
+    rollout = collect(fleets, controller, 0.0, RewardConfig())._replace(reward=torch.ones(2, 2))
+    sequences = sequences_of(rollout, controller)
     everything = {name: torch.ones_like(getattr(sequences.seen, name)) for name in ("legal", "affordable")}
     return sequences._replace(seen=sequences.seen._replace(**everything)), controller
 
@@ -58,8 +55,7 @@ def test_features_rollout_and_policy_take_their_slots_from_the_host(slots):
     fleet = Fleet(spec, toy_task("mlp", 64, 32), range(2), TrainConfig(batch_size=32))
     env, controller = FleetEnv(fleet, EnvConfig(episode=9)), controller_for()
     assert env.setting.space == fleet.space == build_host(spec).space
-    fleets = Collector([env], controller, CollectConfig(horizon=2))
-    fleets.begin(rent=0.0)
+    fleets = begun([env], controller, horizon=2)
     bare = fleets.observe().features.slots
     plant = torch.tensor([fleet.space.action("GERMINATE", slot=f"s{slots - 1}")] * 2)
     fleets.states = [fleets.states[0]._replace(signals=env.step(plant).signals)]

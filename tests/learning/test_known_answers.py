@@ -11,10 +11,10 @@ from torch import Tensor
 from esper.leyline.actions import Head, Op
 from esper.leyline.rng import key, uniform
 from esper.simic import Learner, PPOConfig
-from esper.simic.rollout import Rollout
+from esper.simic.rollout import Rollout, in_order, whole_episodes
 from esper.tamiyo import Controller, ControllerConfig, Features
 from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, width
-from esper.tamiyo.network import DESCRIPTORS, Choice, HiddenState, Observation, num_draws
+from esper.tamiyo.network import DESCRIPTORS, Choice, Observation, num_draws
 
 pytestmark = pytest.mark.slow
 CONFIG = PPOConfig(lr=3e-3, gamma=0.99, entropy_coef=0.01, minibatches=2, group_baseline=False)
@@ -34,7 +34,7 @@ class Toy:
     def evaluate(self, controller: Controller, update: int, hosts: int = 64) -> Rollout:
         cue = (uniform(key(update, torch.arange(hosts)), 1)[:, 0] < 0.5).float()
         memory = controller.blank(hosts, torch.device("cpu"))
-        before, rows = memory, []
+        before, sights, choices, rewards = memory, [], [], []
         for t in range(self.length):
             host = torch.zeros(hosts, width(HOST_FEATURES))
             host[:, 0], host[:, 1] = 1 - t / self.length, cue if t == 0 else 0.5
@@ -51,34 +51,11 @@ class Toy:
             draws = uniform(key(update, t, torch.arange(hosts)), num_draws(self.slots, self.blueprints))
             with torch.no_grad():
                 choice, memory = controller.act(seen, memory, draws)
-            rows.append((seen, choice, self.pays(t, choice.action, cue)))
-        return self.recorded(rows, before, hosts)
-
-    def recorded(self, rows, before: HiddenState, hosts: int) -> Rollout:
-        seen, choices, rewards = zip(*rows, strict=True)
+            sights.append(seen)
+            choices.append(choice)
+            rewards.append(self.pays(t, choice.action, cue))
         choice = Choice(*(torch.stack(x) for x in zip(*choices, strict=True)))
-        over = torch.zeros(self.length, hosts, dtype=torch.bool)
-        over[-1] = True
-        start = over.roll(1, 0) if self.length > 1 else over
-        after = torch.cat([choice.value[1:], torch.zeros(1, hosts)])
-        parts = [torch.stack(x) for x in zip(*(o[1:] for o in seen), strict=True)]
-        features = Features(*(torch.stack(x) for x in zip(*(o.features for o in seen), strict=True)))
-        reward = torch.stack(rewards)
-        return Rollout(
-            seen=Observation(features, *parts),
-            choice=choice,
-            reward=reward,
-            after=after,
-            ended=over,
-            sick=torch.zeros_like(over),
-            start=start,
-            comparable=torch.ones_like(over),
-            objective=reward,
-            score=reward,
-            growth=reward,
-            groups=torch.arange(hosts),
-            memory=before,
-        )
+        return whole_episodes(in_order(sights), choice, torch.stack(rewards), before)
 
 
 def legality(**slots: list[int]) -> Tensor:

@@ -9,13 +9,14 @@ from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.recipes import recipe
 from esper.recipes.config import Band, Places, WarmStartConfig
-from esper.recipes.warm_start import _Rounds, begin, clone_config, num_rounds, show, unheard
+from esper.recipes.warm_start import _Rounds, begin, clone_config, contestants, num_rounds, show, unheard
 from esper.simic.evaluation import evaluate
 from esper.simic.rollout import record_episodes
 from esper.simic.search import compare, random_plans
 from esper.tamiyo import Controller, ControllerConfig
 from esper.tamiyo.controller_files import save_controller
 from esper.tamiyo.policies import Heuristic, LearnedPolicy, Never
+from esper.tolaria import Engine
 
 START = WarmStartConfig(plans=2, hosts=2, best=1, lives=8, epochs=60)
 RATES = (0.5, 1.0)
@@ -110,14 +111,7 @@ def test_who_goes_on_from_a_run_begins_with_its_weights(tmp_path):
         begin(replace(asked, known=()), after)
 
 
-def test_it_shows_itself_where_it_knows_its_way_and_is_tried_elsewhere(monkeypatch):
-    tried = []
-
-    def first(build, policies, rent, hosts, best, on_step):
-        tried.append([policy.name for policy in policies])
-        return policies[:best], 7
-
-    monkeypatch.setattr("esper.recipes.warm_start.successive_halving", first)
+def test_it_shows_itself_where_it_knows_its_way_and_is_tried_elsewhere():
     controller, before = Controller(SMALL), Controller(SMALL)
     known, new = small(run="somewhere"), small(widths=(5, 5), run="somewhere")
     known = replace(known, known=new.fleets)
@@ -126,10 +120,16 @@ def test_it_shows_itself_where_it_knows_its_way_and_is_tried_elsewhere(monkeypat
     itself, other = (show(known, fleet, controller, before) for fleet in (more, here))
     assert [policy.controller for policy in itself.best] == [before], "not who is still to learn"
     assert itself.took == (START.lives, 4 * START.lives), "nobody had to be tried"
-    assert tried == [["never", "heuristic", "learned", "plan", "plan"]]
-    assert other.took.decisions == 4 * (7 + START.lives)
-    assert [policy.name for policy in show(replace(known, warm_start=START), there, controller).best] == ["never"]
-    assert tried[1] == ["never", "heuristic", "plan", "plan"], "whoever begins with random weights is not tried"
+    tournament = 5 * START.hosts + 2 * 4 * START.hosts  # five take part, two of them in a second round
+    assert other.took == (tournament + START.lives, 4 * (tournament + START.lives))
+    setting = Places(here, Engine()).env(1, 1, Band.SHOW).setting
+
+    def tried(recipe, fleet, before):
+        return [policy.name for policy in contestants(recipe, fleet, setting, before)]
+
+    assert tried(known, more, before) == []
+    assert tried(known, here, before) == ["never", "heuristic", "learned", "plan", "plan"]
+    assert tried(known, there, None) == ["never", "heuristic", "plan", "plan"], "random weights are not tried"
 
 
 def test_what_was_learned_from_before_counts():

@@ -6,10 +6,10 @@ import pytest
 from torch.utils._pytree import tree_map
 
 from esper.simic import RewardConfig
-from esper.simic.rollout import CollectConfig, Collector, Rollout, collect
+from esper.simic.rollout import Rollout, collect
 from esper.tamiyo import Controller
 from esper.tolaria import FleetEnv
-from small_fleets import controller_for, make_env
+from small_fleets import begun, controller_for, make_env
 
 
 def two_fleets() -> list[FleetEnv]:
@@ -23,8 +23,7 @@ def two_fleets() -> list[FleetEnv]:
 @cache
 def _collected(recurrent: bool) -> tuple[Rollout, Rollout]:
     controller = controller_for(recurrent)
-    fleets = Collector(two_fleets(), controller, CollectConfig(horizon=7), rng_seed=5)
-    fleets.begin(rent=0.02)
+    fleets = begun(two_fleets(), controller, rent=0.02, rng_seed=5, horizon=7)
     first, second = (collect(fleets, controller, 0.02, RewardConfig()) for _ in range(2))
     assert not second.start[0].all(), "some episodes continue"
     assert second.start[1:].any(), "some begin"

@@ -6,7 +6,7 @@ import torch
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.tensor_files import read, write
-from esper.simic import CollectConfig, RewardConfig
+from esper.simic import RewardConfig
 from esper.simic.cloning import (
     EPISODES_FORMAT,
     CloneConfig,
@@ -17,17 +17,16 @@ from esper.simic.cloning import (
     save_episodes,
 )
 from esper.simic.evaluation import evaluate
-from esper.simic.rollout import Collector, record
+from esper.simic.rollout import record
 from esper.tamiyo import Controller, ControllerConfig
 from esper.tamiyo.masks import relevant
 from esper.tamiyo.policies import Heuristic, LearnedPolicy, Never
-from small_fleets import controller_for, make_env
+from small_fleets import begun, controller_for, make_env
 
 
 def recorded(horizon: int = 12, hosts: int = 12):
     env = make_env("mlp", hosts, episode=12, rng_seed=4)
-    fleets = Collector([env], controller_for(), CollectConfig(horizon=horizon))
-    fleets.begin(0.02)
+    fleets = begun([env], controller_for(), rent=0.02, horizon=horizon)
     return record(fleets, [Heuristic(blueprint="mlp", tempo=3)], 0.02, RewardConfig())
 
 

@@ -12,7 +12,7 @@ from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import key, uniform
 from esper.simic.offline import Critic, OfflineConfig, learn_offline, losses, polyak_update, to_offline_data
-from esper.simic.rollout import Rollout
+from esper.simic.rollout import Rollout, in_order, whole_episodes
 from esper.tamiyo import Controller, ControllerConfig, Features
 from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, width
 from esper.tamiyo.masks import relevant
@@ -39,25 +39,9 @@ def sight(first: bool, is_open: Tensor) -> Observation:
 def lived(sights: list[Observation], actions: list[Tensor], rewards: list[Tensor]) -> Rollout:
     """Return whole episodes of a toy as a rollout."""
     action, reward = torch.stack(actions), torch.stack(rewards)
-    joined = [torch.stack(x) for x in zip(*((*seen.features, *seen[1:]) for seen in sights), strict=True)]
-    ended, start = torch.zeros_like(reward, dtype=torch.bool), torch.zeros_like(reward, dtype=torch.bool)
-    ended[-1], start[0] = True, True
-    hosts, zero = reward.shape[1], torch.zeros_like(reward)
-    return Rollout(
-        seen=Observation(Features(*joined[:2]), *joined[2:]),
-        choice=Choice(action, torch.zeros_like(action, dtype=torch.float32), zero),
-        reward=reward,
-        after=zero,
-        ended=ended,
-        sick=torch.zeros_like(ended),
-        start=start,
-        comparable=start,
-        objective=reward,
-        score=reward,
-        growth=reward,
-        groups=torch.arange(hosts),
-        memory=HiddenState(torch.zeros(hosts, 1), torch.zeros(hosts, 1)),
-    )
+    choice = Choice(action, torch.zeros_like(action, dtype=torch.float32), torch.zeros_like(reward))
+    blank = torch.zeros(reward.shape[1], 1)
+    return whole_episodes(in_order(sights), choice, reward, HiddenState(blank, blank))
 
 
 def doors(controller: Controller, lucky: float, rng_seed: int, wasteful: bool = False, hosts: int = 128) -> Rollout:

@@ -10,19 +10,19 @@ import torch
 
 import plain_ppo
 from esper.leyline.actions import Head, Op
-from esper.simic import CollectConfig, Learner, PPOConfig, RewardConfig
+from esper.simic import Learner, PPOConfig, RewardConfig
 from esper.simic.ppo import REVIEWED, decision_counts, head_grad_norms, loss, losses
-from esper.simic.rollout import Collector, collect
-from esper.simic.sequences import Sequences, select, to_sequences
+from esper.simic.rollout import collect
+from esper.simic.sequences import Sequences, select
 from esper.tamiyo import Controller
-from small_fleets import controller_for, make_env
+from small_fleets import begun, controller_for, make_env, sequences_of
 
 
 @pytest.fixture
 def sequences(rollouts) -> tuple[Sequences, Controller]:
     _, rollout, controller = rollouts()
     advantage = torch.randn(rollout.reward.shape, generator=torch.Generator().manual_seed(0))
-    return to_sequences(rollout, advantage, rollout.reward, True, controller.blank(7, torch.device("cpu"))), controller
+    return sequences_of(rollout, controller, advantage), controller
 
 
 WEIGHTS = {
@@ -243,8 +243,7 @@ def test_the_loss_is_policy_plus_value_minus_entropy(sequences):
 def test_what_follows_a_rollout_is_expected_from_where_it_led():
     """The bootstrap uses the observation, masks and hidden state after the last decision."""
     controller = controller_for()
-    fleets = Collector([make_env("mlp", 4, episode=9)], controller, CollectConfig(horizon=3))
-    fleets.begin(0.0)
+    fleets = begun([make_env("mlp", 4, episode=9)], controller, horizon=3)
     rollout = collect(fleets, controller, 0.0, RewardConfig())
     with torch.no_grad():
         expected = controller.expect(fleets.observe(), fleets.memory)
@@ -298,13 +297,12 @@ COMPILED = """
 import torch
 from esper.simic import CollectConfig, Learner, PPOConfig, RewardConfig
 from esper.simic.rollout import Collector, collect
-from small_fleets import controller_for, make_env
+from small_fleets import begun, controller_for, make_env, sequences_of
 
 ends = []
 for backend in (None, "eager"):
     controller = controller_for()
-    fleets = Collector([make_env("mlp", 4, episode=3, staggered=True)], controller, CollectConfig(horizon=4))
-    fleets.begin(0.0)
+    fleets = begun([make_env("mlp", 4, episode=3, staggered=True)], controller, horizon=4)
     rollout = collect(fleets, controller, 0.0, RewardConfig())
     learner = Learner(controller, PPOConfig(compile=backend, minibatches=1))
     assert (learner.losses is not None) and (backend is None or hasattr(learner.losses, "_torchdynamo_orig_callable"))

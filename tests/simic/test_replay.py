@@ -6,9 +6,9 @@ import torch
 from esper.leyline.actions import Head, Op
 from esper.simic import PPOConfig
 from esper.simic.ppo import Learner, losses
-from esper.simic.sequences import sequence_indices, to_sequences
+from esper.simic.sequences import sequence_indices
 from esper.tamiyo.masks import relevant
-from small_fleets import controller_for
+from small_fleets import controller_for, sequences_of
 
 
 @pytest.mark.parametrize("recurrent", [True, False])
@@ -16,9 +16,7 @@ def test_replay_gives_back_what_was_stored_while_acting(rollouts, recurrent):
     """Two consecutive rollouts: episodes are cut by the first one and continue in the second."""
     *both, controller = rollouts(recurrent)
     for rollout in both:
-        sequences = to_sequences(
-            rollout, rollout.reward, rollout.reward, recurrent, controller.blank(7, torch.device("cpu"))
-        )
+        sequences = sequences_of(rollout, controller)
         new = controller.judge(sequences.seen, sequences.memory, sequences.old.action)
         ratio = (new.log_probs - sequences.old.log_probs).exp()
         assert ((ratio - 1).abs().where(sequences.valid[..., None], 0) <= 1e-5).all()
@@ -67,7 +65,7 @@ def test_a_policy_without_memory_learns_from_single_decisions(rollouts):
 
 def test_pieces_of_a_minibatch_keep_less_in_memory(rollouts):
     _, rollout, controller = rollouts()
-    sequences = to_sequences(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
+    sequences = sequences_of(rollout, controller)
     largest = {}
     for pieces in (1, 5):
         kept = [0]
@@ -86,7 +84,7 @@ def gradients(controller, sequences, config):
 
 def test_poisoned_padding_changes_no_bit_of_any_gradient(rollouts):
     config, (_, rollout, controller) = PPOConfig(), rollouts()
-    sequences = to_sequences(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
+    sequences = sequences_of(rollout, controller)
     clean = gradients(controller, sequences, config)
     assert not sequences.valid.all()
     poison = sequences.advantage.masked_fill(~sequences.valid, torch.nan)
@@ -101,7 +99,7 @@ def test_poisoned_padding_changes_no_bit_of_any_gradient(rollouts):
 def test_heads_that_the_op_does_not_listen_to_change_no_bit(rollouts):
     """Other choices and poisoned probabilities of irrelevant heads: the same gradients."""
     config, (_, rollout, controller) = PPOConfig(), rollouts()
-    sequences = to_sequences(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
+    sequences = sequences_of(rollout, controller)
     idle = ~relevant(sequences.old.action[..., Head.OP])
     idle[..., Head.SLOT] = False  # other heads are conditioned on the slot, relevant or not
     assert idle[sequences.valid].any()
@@ -112,7 +110,7 @@ def test_heads_that_the_op_does_not_listen_to_change_no_bit(rollouts):
 
 def test_an_irrelevant_head_gets_exactly_no_gradient(rollouts):
     config, (_, rollout, controller) = PPOConfig(), rollouts()
-    sequences = to_sequences(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
+    sequences = sequences_of(rollout, controller)
     waiting = sequences.old.action.clone()
     waiting[..., Head.OP] = Op.WAIT
     sequences = sequences._replace(old=sequences.old._replace(action=waiting))
@@ -126,7 +124,7 @@ def test_an_irrelevant_head_gets_exactly_no_gradient(rollouts):
 @pytest.mark.parametrize("accumulate", [2, 5])
 def test_accumulated_gradients_are_those_of_the_whole_minibatch(rollouts, accumulate):
     _, rollout, controller = rollouts()
-    sequences = to_sequences(rollout, rollout.reward, rollout.reward, True, controller.blank(7, torch.device("cpu")))
+    sequences = sequences_of(rollout, controller)
     found = []
     for pieces in (1, accumulate):
         learner = Learner(controller_for(), PPOConfig(accumulate=pieces, max_grad_norm=1e9))

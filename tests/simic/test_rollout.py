@@ -15,7 +15,7 @@ from esper.tamiyo.network import HiddenState, Observation, look
 from esper.tamiyo.policies import FixedPlan, Never, PlanStep
 from esper.tolaria import EnvConfig, Fleet, FleetEnv, TrainConfig
 from esper.tolaria.env import Step
-from small_fleets import controller_for, make_env
+from small_fleets import begun, controller_for, make_env
 from toys import toy_task
 
 NOBODY, DIES, TIMED_OUT = "", "dies", "times out"
@@ -62,8 +62,7 @@ class Script(FleetEnv):
 def told(terminal: bool = True, rent: float = 0.3) -> tuple[Rollout, Collector]:
     """Collect a rollout; the first episodes pay a rent of 0.1, later ones `rent`."""
     controller = controller_for()
-    fleets = Collector([Script()], controller, CollectConfig(horizon=4, terminal=terminal), rng_seed=5)
-    fleets.begin(0.1)
+    fleets = begun([Script()], controller, rent=0.1, rng_seed=5, horizon=4, terminal=terminal)
     return collect(fleets, controller, rent, RewardConfig(gamma=0.9)), fleets
 
 
@@ -177,8 +176,7 @@ def test_luck_differs_by_host_decision_and_seed():
 def test_nothing_is_planted_beyond_the_budget():
     for budget, plants in ((1e-6, False), (100.0, True)):
         controller = controller_for()
-        fleets = Collector([make_env("mlp", 8, episode=4)], controller, CollectConfig(horizon=3, budget=budget))
-        fleets.begin(0.0)
+        fleets = begun([make_env("mlp", 8, episode=4)], controller, horizon=3, budget=budget)
         assert fleets.observe().legal[:, Op.GERMINATE].any() == plants
         rollout = collect(fleets, controller, 0.0, RewardConfig())
         assert rollout.growth.any() == plants
@@ -195,8 +193,7 @@ def test_fleets_of_unlike_hosts_are_padded_and_padding_is_never_chosen():
     envs, controller = [one_slot_env(12), make_env("cnn1d", 3, episode=4)], controller_for()
     sizes = [len(env.setting.space.blueprints) for env in envs]
     assert sizes[0] != sizes[1]
-    fleets = Collector(envs, controller, CollectConfig(horizon=4))
-    fleets.begin(0.0)
+    fleets = begun(envs, controller, horizon=4)
     seen = fleets.observe()
     assert seen.exists.tolist() == [[True, False]] * 12 + [[True, True]] * 3
     assert not seen.legal[:12, :, 1].any()
@@ -216,8 +213,7 @@ def test_every_fleet_is_recorded_under_its_own_policy():
     """One fleet follows a plan in every episode, the other never grows; log-probabilities are 0."""
     envs = [make_env("mlp", 2, episode=2), make_env("cnn1d", 3, episode=2)]
     plan = FixedPlan([PlanStep(0, {"op": "GERMINATE", "slot": "s1", "blueprint": "mlp"})])
-    fleets = Collector(envs, controller_for(), CollectConfig(horizon=4))
-    fleets.begin(0.0)
+    fleets = begun(envs, controller_for(), horizon=4)
     rollout = record(fleets, [plan, Never()], 0.0, RewardConfig())
     ops = rollout.choice.action[..., Head.OP]
     assert ops.tolist() == [[Op.GERMINATE] * 2 + [Op.WAIT] * 3, [Op.WAIT] * 5] * 2

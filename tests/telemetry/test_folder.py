@@ -115,16 +115,15 @@ def test_final_exams_are_logged_one_after_the_other(folder):
 
 
 def test_what_was_chosen_is_chosen_once_by_each_exam(folder):
-    def none() -> list[float]:
-        pytest.fail("it was chosen before")
-
-    assert folder.choices("a").once("rate", lambda: [0.1, 0.2]) == [0.1, 0.2]
-    assert folder.choices("a").once("rate", none) == [0.1, 0.2]
-    assert folder.choices("b").once("rate", lambda: [0.3]) == [0.3]
-    assert folder.choices("a").once("plan", lambda: [7, 80]) == [7, 80]
+    assert folder.choices("a").get("rate") is None
+    folder.choices("a")["rate"] = [0.1, 0.2]
+    assert folder.choices("a").get("rate") == (0.1, 0.2)
+    folder.choices("b")["rate"] = [0.3]
+    folder.choices("a")["plan"] = [7, 80]
+    assert [folder.choices("a").get(purpose) for purpose in ("rate", "plan")] == [(0.1, 0.2), (7, 80)]
     folder.choices("a").forget()
-    assert folder.choices("b").once("rate", none) == [0.3]
-    assert folder.choices("a").once("rate", lambda: [0.4]) == [0.4]
+    assert folder.choices("a").get("rate") is None
+    assert folder.choices("b").get("rate") == (0.3,)
     for asked in "ab":
         folder.choices(asked).forget()
     assert not (folder.path / "choices.json").exists(), "all exams have ended"

@@ -1,7 +1,7 @@
 """Command line of Esper."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from esper.cli.commands import parse
 from esper.cli.threads import let_waiting_threads_sleep
@@ -11,10 +11,14 @@ from esper.leyline.errors import EsperError
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `esper`. An error is one sentence and exit code 2; with `--debug` anywhere, it is a traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
     let_waiting_threads_sleep()
+    explained(lambda: parse([argument for argument in given if argument != "--debug"]).run(), "--debug" in given)
+
+
+def explained(run: Callable[[], object], debug: bool) -> None:
+    """Run a command; turn an error into one sentence and exit code 2, unless `debug`."""
     try:
-        parse([argument for argument in given if argument != "--debug"]).run()
+        run()
     except EsperError as error:
         if debug:
             raise

@@ -19,7 +19,7 @@ from esper.cli.workloads import elapsed
 from esper.leyline.actions import FIXED_CHOICES, Head, Op
 from esper.leyline.errors import EsperError
 from esper.simic.ppo import Learner, PPOConfig
-from esper.simic.rollout import Rollout
+from esper.simic.rollout import Rollout, whole_episodes
 from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, Features, width
 from esper.tamiyo.network import DESCRIPTORS, Choice, Controller, ControllerConfig, HiddenState, Observation, num_draws
 from esper.tolaria import Engine
@@ -131,25 +131,7 @@ def acted(controller: Controller, seen: Observation) -> tuple[Rollout, float]:
         choices.append(choice)
     choice = Choice(*(torch.stack(x).clone() for x in zip(*choices, strict=True)))
     reward = torch.randn(length, hosts, generator=generator, device=device)
-    start = torch.zeros(length, hosts, dtype=torch.bool, device=device)
-    ended = start.clone()
-    start[0], ended[-1] = True, True
-    after = torch.cat([choice.value[1:], torch.zeros_like(reward[:1])])
-    rollout = Rollout(
-        seen=seen,
-        choice=choice,
-        reward=reward,
-        after=after,
-        ended=ended,
-        sick=torch.zeros_like(ended),
-        start=start,
-        comparable=torch.ones_like(ended),
-        objective=reward,
-        score=reward,
-        growth=reward,
-        groups=torch.arange(hosts, device=device),
-        memory=HiddenState(*(x.clone() for x in before)),
-    )
+    rollout = whole_episodes(seen, choice, reward, HiddenState(*(x.clone() for x in before)))
     return rollout, median(times) * 1e3
 
 

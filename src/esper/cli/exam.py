@@ -61,12 +61,14 @@ class Exam:
     """Folder that stores this exam; without it, exams of controller files are stored nowhere."""
     json: Flag = False
     """Print one JSON object per setting."""
+    shipped: Suppress[Path] = SHIPPED
+    """Folder of the controller that is examined by default."""
     given: Suppress[tuple[str, ...]] = ()
     """The arguments as typed."""
 
     def run(self) -> None:
-        fleets, runs = self.settings(), self.runs or (SHIPPED,)
-        if not self.runs and not SHIPPED.exists():
+        fleets, runs = self.settings(), self.runs or (self.shipped,)
+        if not self.runs and not self.shipped.exists():
             raise EsperError("this installation has no shipped controller: name a RUN")
         folders = [RunFolder.open(path) for path in runs if not path.is_file()]
         for folder in folders:
@@ -101,7 +103,7 @@ class Exam:
         guests, tell = [read_plan(path) for path in self.plan], literal_console(stderr=True).log
         fleets = self.examined(asked, tell)
         config = quick(self.exam.hosts, len(fleets)) if self.quick else self.exam
-        exams, lives, runs = [], [], [str(path) for path in self.runs or (SHIPPED,)]
+        exams, lives, runs = [], [], [str(path) for path in self.runs or (self.shipped,)]
         for exam, episodes in held_one_by_one(asked, policies, config, guests, fleets, tell, choices, background):
             exams.append(exam)
             lives += episodes

@@ -353,7 +353,11 @@ class Steps:
 
 @contextmanager
 def shown_progress(
-    title: str, console: Console, stop: Callable[[], bool] = lambda: False, every: float = 5.0
+    title: str,
+    console: Console,
+    stop: Callable[[], bool] = lambda: False,
+    every: float = 5.0,
+    now: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Progress]:
     """Yield a function that shows progress and the time to go: a bar in a terminal, elsewhere a line now and then.
 
@@ -362,13 +366,13 @@ def shown_progress(
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=10))
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task(title, total=None)
-        began, printed, phase = time.perf_counter(), -float("inf"), 0.0
+        began, printed, phase = now(), -float("inf"), 0.0
 
         def show(step: str, done: float, total: float) -> None:
             nonlocal began, printed, phase
             if stop():
                 raise KeyboardInterrupt
-            clock = time.perf_counter()
+            clock = now()
             if total != phase or done == 0:
                 began, phase = clock, total
             to_go = f", {duration((clock - began) * (total - done) / done)} to go" if 0 < done < total else ""

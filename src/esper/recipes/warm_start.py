@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esper.leyline.errors import EsperError
+from esper.leyline.state import Setting
 from esper.leyline.tensor_files import match
 from esper.recipes.config import Band, FleetConfig, Places, Recipe
 from esper.simic.cloning import CloneConfig, CloneReport, clone
@@ -83,9 +84,7 @@ def show(
     start, rent, rng_seed = recipe.warm_start, recipe.learn.rent.end, recipe.learn.rng_seed
     places, hosts = Places(fleet, recipe.engine), start.lives * start.best
     best, lives, rounds = [LearnedPolicy(before)] if before else [], 0, 0
-    if not before or not any(fleet.alike(known) for known in recipe.known):
-        setting = places.env(hosts, 1, Band.SHOW).setting
-        tried = [Never(), Heuristic(), *best, *random_plans(setting, start.plans, rng_seed)]
+    if tried := contestants(recipe, fleet, places.env(hosts, 1, Band.SHOW).setting, before):
         rounds = num_rounds(len(tried), start.best)
         counter = _Rounds(places, rounds, fleet.env.episode, progress)
         best, lives = successive_halving(counter.build, tried, rent, start.hosts, start.best, on_step=counter.step)
@@ -94,6 +93,14 @@ def show(
     episodes = record_episodes(env, best, controller, rent, recipe.learn.reward, rng_seed)
     lives += env.fleet.num_hosts
     return Shown(best, episodes, Took(lives, fleet.env.episode * lives))
+
+
+def contestants(recipe: Recipe, fleet: FleetConfig, setting: Setting, before: Controller | None) -> list[Policy]:
+    """Return who takes part in the tournament on a fleet: nobody where `before` was trained."""
+    if before and any(fleet.alike(known) for known in recipe.known):
+        return []
+    own = [LearnedPolicy(before)] if before else []
+    return [Never(), Heuristic(), *own, *random_plans(setting, recipe.warm_start.plans, recipe.learn.rng_seed)]
 
 
 def num_rounds(policies: int, best: int) -> int:

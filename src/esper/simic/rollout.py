@@ -74,6 +74,30 @@ class Rollout(NamedTuple):
     """Hidden state before the first decision."""
 
 
+def whole_episodes(seen: Observation, choice: Choice, reward: Float[Tensor, "T N"], memory: HiddenState) -> Rollout:
+    """Return a rollout of episodes that begin and end together, each host in a group of its own.
+
+    J, score and growth are not known: the rewards stand in their place.
+    """
+    start, ended = torch.zeros_like(reward, dtype=torch.bool), torch.zeros_like(reward, dtype=torch.bool)
+    start[0], ended[-1] = True, True
+    return Rollout(
+        seen=seen,
+        choice=choice,
+        reward=reward,
+        after=torch.cat([choice.value[1:], torch.zeros_like(reward[:1])]),
+        ended=ended,
+        sick=torch.zeros_like(ended),
+        start=start,
+        comparable=torch.ones_like(ended),
+        objective=reward,
+        score=reward,
+        growth=reward,
+        groups=torch.arange(reward.shape[1], device=reward.device),
+        memory=memory,
+    )
+
+
 def require_finite(rollout: Rollout) -> None:
     """Raise EsperError if a recorded rollout holds rewards or features that are not finite."""
     if not bool(rollout.reward.isfinite().all() & rollout.seen.features.host.isfinite().all()):
@@ -258,7 +282,7 @@ def _collect(
     next_value = torch.cat([choice.value[1:], last_value[None]])
     plain = {name: x for name, x in earned._asdict().items() if name != "bootstrap"}
     return Rollout(
-        seen=_stacked(observations),
+        seen=in_order(observations),
         choice=choice,
         after=torch.where(earned.ended, earned.bootstrap, next_value),
         groups=fleets.groups,
@@ -306,7 +330,8 @@ def _final_observation(fleets: Collector, transition: Transition) -> Observation
     return fleets.observe([state.followed_by(step.final, fresh, rent=0.0) for state, step, fresh in pairs])
 
 
-def _stacked(observations: list[Observation]) -> Observation:
+def in_order(observations: Sequence[Observation]) -> Observation:
+    """Stack the observations of consecutive decisions, of the same fleets."""
     host, slots = (torch.stack([o.features[i] for o in observations]) for i in range(2))
     legal, affordable = (torch.stack([getattr(o, name) for o in observations]) for name in ("legal", "affordable"))
     blueprints = observations[0].blueprints
