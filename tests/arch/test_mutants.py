@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from esper.exam import statistics
 from esper.leyline.lifecycle import TRANSITIONS, Gate
-from esper.simic import statistics
 
 ROOT = Path(__file__).parents[2]
 LAWS = 10
