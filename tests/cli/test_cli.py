@@ -16,13 +16,14 @@ from esper.cli import main
 from esper.cli.commands import parse
 from esper.cli.exam import Exam, cost, few
 from esper.cli.sizes import size_in_bytes
+from esper.exam.records import Background
 from esper.leyline.errors import EsperError
 from esper.recipes import Recipe, recipe
 from esper.recipes.suite import HELD_OUT, setting
 from esper.tamiyo import Controller, load_controller
 from esper.tamiyo.controller_files import SHIPPED, save_controller
 from esper.telemetry import Board, RunFolder
-from telemetry_toys import SMALL, arm, exam, report, small_run
+from telemetry_toys import SMALL, report, small_run
 
 FINAL = ("--plans", "0", "--rates", "1.0", "--no-thorough")
 """As little as a final exam can ask."""
@@ -202,16 +203,6 @@ def test_a_final_exam_is_never_forgotten(run, tmp_path, capsys):
     assert held["exam"]["held"].endswith(f"--out {out}"), "and how it can be held again"
 
 
-def test_a_quick_exam_takes_the_place_of_its_like_alone(tmp_path):
-    folder, final = RunFolder.create(tmp_path / "run", {}, {}), exam(arm("learned"))
-    quick = replace(final, data="validation")
-    for held, kept, logged in ((quick, quick, 0), (final, final, 1), (quick, final, 1), (final, final, 2)):
-        Exam(runs=(tmp_path,)).keep(folder, [held], [])
-        assert [report.data for report in folder.exams()] == [kept.data]
-        log = folder.path / "exams.jsonl"
-        assert len(log.read_text().splitlines() if log.exists() else []) == logged
-
-
 def test_what_trainings_took_is_all_that_was_done_before_the_exam(tmp_path):
     """Two of them: one with a head start of 30 decisions, which goes on from a run in another setting."""
     fleets = (replace(recipe("smoke").fleets[0], widths=(5, 5)),)
@@ -221,7 +212,7 @@ def test_what_trainings_took_is_all_that_was_done_before_the_exam(tmp_path):
     for folder, updates in ((one, 1), (two, 2)):
         for update in range(updates):
             folder.append(report(update, decisions=100, episodes=4, seconds={"collect": 1.0, "learn": 2.0}))
-    assert cost([one, two]) == {"settings": 2, "lives": 22, "decisions": 330, "seconds": 16.0}
+    assert cost([one, two]) == Background(settings=2, lives=22, decisions=330, seconds=16.0)
     assert cost([]) == {"settings": 0, "lives": 0, "decisions": 0, "seconds": 0}
 
 

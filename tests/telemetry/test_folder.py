@@ -114,6 +114,16 @@ def test_final_exams_are_logged_one_after_the_other(folder):
     assert all(arm["scores"] == arm["objectives"] == [] for arm in logged[0]["exam"]["arms"]), "not every host"
 
 
+def test_a_quick_exam_takes_the_place_of_its_like_alone(folder):
+    final = exam(arm("learned"))
+    quick = replace(final, data="validation")
+    for held, kept, logged in ((quick, quick, 0), (final, final, 1), (quick, final, 1), (final, final, 2)):
+        folder.keep_exam([held], [], ["here"])
+        assert [report.data for report in folder.exams()] == [kept.data]
+        log = folder.path / "exams.jsonl"
+        assert len(log.read_text().splitlines() if log.exists() else []) == logged
+
+
 def test_what_was_chosen_is_chosen_once_by_each_exam(folder):
     assert folder.choices("a").get("rate") is None
     folder.choices("a")["rate"] = [0.1, 0.2]

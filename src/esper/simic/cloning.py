@@ -131,10 +131,10 @@ def clone(
         schedule.step()
         with torch.no_grad():
             evaluated = [_losses(controller, part) for part in held_out]
-        nll, likelihood, counts, errors = (torch.stack(x).sum(0) for x in zip(*evaluated, strict=True))
-        likelihood = likelihood / counts.clamp(min=1)
+        summed = _CloneLosses(*(torch.stack(x).sum(0) for x in zip(*evaluated, strict=True)))
+        likelihood, counts = summed.likelihood / summed.counts.clamp(min=1), summed.counts
         by_head = {head.name.lower(): likelihood[head].item() if counts[head] else None for head in Head}
-        held_out_nll, value_error = nll / len(evaluated), errors / len(evaluated)
+        held_out_nll, value_error = summed.nll / len(evaluated), summed.value_error / len(evaluated)
         yield CloneReport(epoch, (total / len(minibatches)).item(), held_out_nll.item(), by_head, value_error.item())
 
 

@@ -139,8 +139,8 @@ class Collector:
         """Return the policy's observation of all fleets, padded and joined along N."""
         states = self.states if states is None else states
         parts = [self._observe(env, state) for env, state in zip(self.envs, states, strict=True)]
-        host, slots, legal, affordable = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        return Observation(Features(host, slots), legal, affordable, self.blueprints)
+        joined = _Padded(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        return Observation(Features(joined.host, joined.slots), joined.legal, joined.affordable, self.blueprints)
 
     def _observe(self, env: FleetEnv, state: LifeState) -> "_Padded":
         features, legal, affordable = look(state.view(env.setting, self.config.budget))

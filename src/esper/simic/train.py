@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from esper.leyline.actions import Head, Op
@@ -138,12 +139,46 @@ def summarize(
     update: int, rollout: Rollout, normalized: Tensor, result: UpdateResult, rent: float, seconds: dict[str, float]
 ) -> UpdateReport:
     """Return the report of an update; all numbers are read from the device in one transfer."""
-    ended, values, returns, losses = rollout.ended, rollout.choice.value, result.returns, result.losses
-    at_end = {name: getattr(rollout, name).where(ended, 0.0).sum() for name in AT_END}
-    numbers = {
-        "episodes": ended.sum(),
+    numbers, losses = _numbers(rollout, normalized, result), result.losses
+    by_head = (losses.approx_kl, losses.clip_fraction, losses.entropy, losses.ratio_min, losses.ratio_max)
+    read = _read(
+        {
+            "numbers": torch.stack([x.double() for x in numbers.values()]),
+            "heads": torch.stack([result.samples, result.head_grad_norms, *by_head], 1),  # H 7
+            "ops": torch.bincount(rollout.choice.action[..., Head.OP].flatten(), minlength=len(Op)),
+            "ends": _ends(rollout),
+            "occupancy": rollout.seen.features.slots[..., OCCUPIED].sum(-1).mean((0, 1)),
+        }
+    )
+    totals: dict[str, Any] = dict(zip(numbers, read["numbers"], strict=True))
+    episodes = round(totals["episodes"])
+    totals |= {name: totals[name] / episodes if episodes else None for name in AT_END}
+    totals |= {"episodes": episodes, "sick": round(totals["sick"])}
+    clip_factor = totals["grad_norm_clipped"] / max(totals["grad_norm"], 1e-12)
+    return UpdateReport(
+        **totals,
+        update=update,
+        decisions=rollout.ended.numel(),
+        rent=rent,
+        epochs=result.epochs,
+        steps=result.steps,
+        stopped=result.stopped,
+        heads=tuple(_head_report(head, row, clip_factor) for head, row in zip(Head, read["heads"], strict=True)),
+        ops={op.name: round(count) for op, count in zip(Op, read["ops"], strict=True)},
+        seconds=seconds,
+        occupancy=tuple(read["occupancy"]),
+        lives=tuple(LifeReport(update, int(host), *reached, sick=bool(sick)) for host, *reached, sick in read["ends"]),
+        memory=torch.cuda.max_memory_allocated(rollout.reward.device) if rollout.reward.is_cuda else None,
+    )
+
+
+def _numbers(rollout: Rollout, normalized: Tensor, result: UpdateResult) -> dict[str, Tensor]:
+    """Return the scalars of a report; those of `AT_END` are sums over the episodes that ended."""
+    values, returns, losses = rollout.choice.value, result.returns, result.losses
+    return {
+        "episodes": rollout.ended.sum(),
         "sick": rollout.sick.sum(),
-        **at_end,
+        **{name: getattr(rollout, name).where(rollout.ended, 0.0).sum() for name in AT_END},
         "reward": rollout.reward.mean(),
         "reward_normalized": normalized.mean(),
         "returns": returns.mean(),
@@ -157,41 +192,19 @@ def summarize(
         "grad_norm": result.grad_norm,
         "grad_norm_clipped": result.grad_norm_clipped,
     }
-    by_head = (losses.approx_kl, losses.clip_fraction, losses.entropy, losses.ratio_min, losses.ratio_max)
-    rows = torch.stack([result.samples, result.head_grad_norms, *by_head], 1)  # H 7
-    ops = torch.bincount(rollout.choice.action[..., Head.OP].flatten(), minlength=len(Op))
-    ends = torch.nonzero(ended).T  # decision and host of each episode's end
-    episode_ends = torch.stack([ends[1], *(getattr(rollout, name)[*ends] for name in AT_END), rollout.sick[*ends]], 1)
-    occupied = rollout.seen.features.slots[..., OCCUPIED].sum(-1).mean((0, 1))
-    stacked = torch.stack([x.double() for x in numbers.values()])
-    scalars, heads, counts, ended_rows, occupancy = _to_lists(stacked, rows, ops, episode_ends, occupied)
-    totals: dict[str, Any] = dict(zip(numbers, scalars, strict=True))
-    episodes = round(totals["episodes"])
-    totals |= {name: totals[name] / episodes if episodes else None for name in at_end}
-    totals |= {"episodes": episodes, "sick": round(totals["sick"])}
-    clip_factor = totals["grad_norm_clipped"] / max(totals["grad_norm"], 1e-12)
-    return UpdateReport(
-        **totals,
-        update=update,
-        decisions=ended.numel(),
-        rent=rent,
-        epochs=result.epochs,
-        steps=result.steps,
-        stopped=result.stopped,
-        heads=tuple(_head_report(head, row, clip_factor) for head, row in zip(Head, heads, strict=True)),
-        ops={op.name: round(count) for op, count in zip(Op, counts, strict=True)},
-        seconds=seconds,
-        occupancy=tuple(occupancy),
-        lives=tuple(LifeReport(update, int(host), *reached, sick=bool(sick)) for host, *reached, sick in ended_rows),
-        memory=torch.cuda.max_memory_allocated(rollout.reward.device) if rollout.reward.is_cuda else None,
-    )
 
 
-def _to_lists(*tensors: Tensor) -> list[Any]:
+def _ends(rollout: Rollout) -> Float[Tensor, "E 5"]:
+    """Return the host of each episode that ended, what it reached, and whether it failed."""
+    ends = torch.nonzero(rollout.ended).T  # decision and host of each episode's end
+    return torch.stack([ends[1], *(getattr(rollout, name)[*ends] for name in AT_END), rollout.sick[*ends]], 1)
+
+
+def _read(tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Return tensors as nested lists, read from the device in one transfer."""
-    flat = torch.cat([x.double().flatten() for x in tensors]).cpu()
-    parts = flat.split([x.numel() for x in tensors])
-    return [part.view(x.shape).tolist() for part, x in zip(parts, tensors, strict=True)]
+    flat = torch.cat([x.double().flatten() for x in tensors.values()]).cpu()
+    parts = flat.split([x.numel() for x in tensors.values()])
+    return {name: part.view(x.shape).tolist() for part, (name, x) in zip(parts, tensors.items(), strict=True)}
 
 
 def _head_report(head: Head, row: list[float], clip_factor: float) -> HeadReport:
