@@ -22,8 +22,17 @@ from textwrap import dedent
 from unittest.mock import patch
 
 from esper.cli import main
+from esper.cli.console import show_exam
+from esper.cli.exam import Exam
 from esper.dashboard.exam_text import about, cells, headings
+from esper.exam.arms import ARMS, admitted
+from esper.exam.holding import held_one_by_one, hold
+from esper.exam.hosts import Hosts
 from esper.exam.records import ArmReport, ExamReport
+from esper.exam.runs import EpisodeRecorder, run_arm
+from esper.exam.sitting import Sitting
+from esper.exam.tuning import Tuner
+from esper.exam.verdicts import compare_arms
 from esper.kasmina.blueprints import blueprint, blueprint_names
 from esper.kasmina.gates import LifecycleConfig
 from esper.kasmina.host import num_parameters
@@ -32,8 +41,20 @@ from esper.kasmina.slots import build_seed
 from esper.leyline.actions import STYLES, ActionSpace, Graft, Head, Op
 from esper.leyline.lifecycle import TRANSITIONS, Gate, Stage
 from esper.leyline.specs import Stream
+from esper.simic import rollout
+from esper.simic.checkpoint import save_training_run
+from esper.simic.evaluation import Tally
+from esper.simic.lives import LifeState, episode, lives
+from esper.simic.rollout import Collector, collect
+from esper.simic.sequences import to_sequences
+from esper.simic.train import Training
+from esper.tamiyo import Controller
 from esper.tamiyo.controller_files import SHIPPED
+from esper.tamiyo.features import remember
 from esper.telemetry.folder import RunFolder
+from esper.tolaria import FleetEnv
+from esper.tolaria.checkpoint import env_tensors
+from esper.tolaria.env import EnvState
 
 DOCS = Path(__file__).parent
 LEDGER = DOCS / "findings.md"
@@ -272,6 +293,61 @@ def frontier() -> str:
     return rows(("setting", "arm (parameters: metric)"), map(row, RunFolder(SHIPPED).exams()))
 
 
+def arms() -> str:
+    """All arms of exams besides the policy under test."""
+    return rows(
+        ("arm", "what it does", "takes part"),
+        ((arm.name, arm.does, (inspect.getdoc(arm.when) or "").rstrip(".").lower()) for arm in ARMS),
+    )
+
+
+Walk = tuple[tuple[str, tuple[Callable[..., object] | type, ...]], ...]
+"""Steps in order, each with the functions that it goes through."""
+WALK_OF_AN_ARM: Walk = (
+    ("parse, open run folders, call", (Exam.run, Exam.hold)),
+    ("one sitting per fleet; who takes part is read from the table", (held_one_by_one, Sitting, admitted)),
+    ("make its policy, play everything in order", (hold,)),
+    ("choose its learning rate, once, on hosts for this alone", (Tuner.tuned, Tuner.tried, Hosts.tuning)),
+    ("play it on the hosts that count", (Sitting.play, Hosts.scored, run_arm)),
+    ("fold its decisions into an outcome and a recording", (episode, Tally.add, EpisodeRecorder.add)),
+    ("compare it: the one place that fills the record", (compare_arms,)),
+    ("store", (RunFolder.keep_exam,)),
+    ("say it in words", (show_exam, about)),
+)
+WALK_OF_A_DECISION: Walk = (
+    ("collect a rollout", (Training.step, collect)),
+    ("the one loop", (lives,)),
+    ("observe all fleets, decide", (Collector.observe, Controller.act)),
+    ("act on every fleet: one state goes in, one comes out", (FleetEnv.step, EnvState)),
+    ("remember", (LifeState.followed_by, remember)),
+    ("a named record of what it led to, joined over fleets", (rollout._earned,)),
+    ("cut into sequences", (to_sequences,)),
+    ("checkpoint the states as they are", (save_training_run, env_tensors)),
+)
+
+
+def where(part: Callable[..., object] | type) -> str:
+    """The file, line and name of a function or class."""
+    inner = inspect.unwrap(part) if not isinstance(part, type) else part
+    file = Path(inspect.getsourcefile(inner) or "").resolve().relative_to(DOCS.parent / "src/esper")
+    return f"`{file}:{inspect.getsourcelines(inner)[1]}` `{part.__qualname__}`"
+
+
+def walked(walk: Walk) -> str:
+    return rows(
+        ("step", "where"),
+        ((f"{'→ ' if n else ''}{step}", " → ".join(map(where, parts))) for n, (step, parts) in enumerate(walk)),
+    )
+
+
+def walk_of_an_arm() -> str:
+    return walked(WALK_OF_AN_ARM)
+
+
+def walk_of_a_decision() -> str:
+    return walked(WALK_OF_A_DECISION)
+
+
 def help_of(*command: str) -> str:
     """What `esper COMMAND --help` prints, 80 columns wide and without colours."""
     printed = io.StringIO()
@@ -345,6 +421,9 @@ TABLES: dict[str, Callable[[], str]] = {
         frontier,
         further_mutants,
         cli,
+        arms,
+        walk_of_an_arm,
+        walk_of_a_decision,
     )
 }
 

@@ -24,22 +24,22 @@ When = Callable[[Sitting], bool]
 
 
 def always(sitting: Sitting) -> bool:
-    """Take part in every exam."""
+    """In every exam."""
     return True
 
 
 def thorough(sitting: Sitting) -> bool:
-    """Take part in thorough exams."""
+    """In thorough exams."""
     return sitting.config.thorough
 
 
 def with_plans(sitting: Sitting) -> bool:
-    """Take part where plans are searched for."""
+    """Where plans are searched for."""
     return sitting.config.plans > 0
 
 
 def with_teacher(sitting: Sitting) -> bool:
-    """Take part in thorough exams on tasks that have a teacher."""
+    """In thorough exams, on tasks that have a teacher."""
     return sitting.config.thorough and "teacher_width" in sitting.facts
 
 
@@ -89,27 +89,65 @@ def _rule(make: Callable[[], Policy], does: str, when: When = thorough) -> Arm:
 
 ARMS: tuple[Arm, ...] = (
     _rule(Never, "never grows", always),
-    _rule(RandomLegal, "acts at random", always),
-    _rule(Heuristic, "plants one seed at a time and keeps what contributes", always),
-    _rule(Schedule, "plants at fixed times"),
-    _rule(Plateau, "plants where the score stalls"),
-    _rule(GapTrigger, "plants where training and validation differ"),
-    _rule(GreedyGradient, "plants where the gradient is largest"),
-    _rule(lambda: GreedyGradient(against=True), "plants where the gradient is smallest"),
-    _rule(Oversized, "plants everywhere at once"),
-    Arm(name="best plan", does="follows the best of random plans", policy=plans.best_random_plan, when=with_plans),
-    Arm(name=ORACLE, does="follows the best of a grid of plans", policy=plans.grid_oracle, when=with_plans),
-    Arm(name="longer", does="never grows, for as many FLOPs", play=derived.longer, needs=(NEVER,), when=thorough),
-    Arm(name="static", does="trains what was grown from scratch", play=derived.static, when=thorough),
+    _rule(RandomLegal, "takes any legal action", always),
+    _rule(
+        Heuristic,
+        "plants the largest seed, one at a time, in the first half of an episode; keeps what contributes, prunes the"
+        " rest",
+        always,
+    ),
+    _rule(Schedule, "the heuristic's actions at even intervals"),
+    _rule(Plateau, "the heuristic's actions when the score has stopped rising"),
+    _rule(
+        GapTrigger,
+        "the heuristic's actions while training and validation loss are close; in the short episodes of the suite they"
+        " always are, so this is the heuristic one epoch later",
+    ),
+    _rule(
+        GreedyGradient,
+        "the heuristic's actions in the slot where the gradient of the loss with respect to the stream is largest",
+    ),
+    _rule(lambda: GreedyGradient(against=True), "the heuristic's actions in the slot where that gradient is smallest"),
+    _rule(Oversized, "plants in every slot at once, prunes what contributes nothing"),
+    Arm(
+        name="best plan",
+        does="the best of 50 random plans (or `--plans`); the policy has seen none of them",
+        policy=plans.best_random_plan,
+        when=with_plans,
+    ),
+    Arm(
+        name=ORACLE,
+        does="the best of every blueprint in every slot at two times, and of as many pairs of those",
+        policy=plans.grid_oracle,
+        when=with_plans,
+    ),
+    Arm(
+        name="longer",
+        does="never grows, but trains for as many epochs as the FLOPs of the policy would have paid for",
+        play=derived.longer,
+        needs=(NEVER,),
+        when=thorough,
+    ),
+    Arm(
+        name="static",
+        does="the topologies that the policy grew, from scratch, for as many epochs",
+        play=derived.static,
+        when=thorough,
+    ),
     Arm(
         name="static, longer",
-        does="trains what was grown from scratch, for as many FLOPs",
+        does="the topologies that the policy grew, from scratch, for as many FLOPs",
         play=derived.static_longer,
         needs=("static",),
         when=thorough,
     ),
-    Arm(name="replay", does="repeats the policy's actions on other hosts", play=derived.replay, when=thorough),
-    Arm(name=RIGHT_SIZE, does="trains hosts of the teacher's shape", play=derived.right_size, when=with_teacher),
+    Arm(name="replay", does="the actions of the policy on other hosts", play=derived.replay, when=thorough),
+    Arm(
+        name=RIGHT_SIZE,
+        does="hosts of the teacher's shape, from scratch; excess parameters and regret are relative to these",
+        play=derived.right_size,
+        when=with_teacher,
+    ),
 )
 """All arms besides the policy under test, in the order of reports; guests with a policy come after the plans."""
 
