@@ -77,7 +77,7 @@ def test_every_tensor_of_an_environment_is_restored(saved):
     mine, its = everything(world), everything(other)
     told_apart = [name for name in mine if name.startswith("env/") and not torch.equal(mine[name], its[name])]
     for name in ("age", "births", "generation", "history/best_loss", "good/measured/loss", "good/state/stage"):
-        assert f"env/{name}" in told_apart
+        assert f"env/state/{name}" in told_apart
     restore_env("here", other, tensors, description)
     assert same(mine, everything(other))
     actions = random_legal(world.fleet.legal(), world.fleet.space.sizes, torch.Generator().manual_seed(3))
