@@ -213,7 +213,7 @@ def test_what_trainings_took_is_all_that_was_done_before_the_exam(tmp_path):
         for update in range(updates):
             folder.append(report(update, decisions=100, episodes=4, seconds={"collect": 1.0, "learn": 2.0}))
     assert cost([one, two]) == Background(settings=2, lives=22, decisions=330, seconds=16.0)
-    assert cost([]) == {"settings": 0, "lives": 0, "decisions": 0, "seconds": 0}
+    assert cost([]) == Background()
 
 
 def with_fleets(run, path, count):
