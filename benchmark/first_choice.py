@@ -46,7 +46,8 @@ class Question:
 
 def newborn(fleet: FleetConfig) -> View:
     env = replace(fleet, rates=(1.0,)).build_group(Engine(), 4, 1, Band.DEVELOPMENT)
-    return lives.newborn(env, rent=0.02).view(env.setting, budget=float("inf"))
+    state = lives.newborn(env, rent=0.02)
+    return state.view(env.setting, torch.full_like(state.rent, torch.inf))
 
 
 @torch.no_grad()

@@ -45,9 +45,9 @@ class LifeState(NamedTuple):
     fresh: Bool[Tensor, " N"]
     """Whether the host's episode has just begun."""
 
-    def view(self, setting: Setting, budget: float) -> View:
-        """Return what a policy sees."""
-        return View(self.signals, self.history, setting, self.rent, torch.full_like(self.rent, budget))
+    def view(self, setting: Setting, budget: Float[Tensor, " N"]) -> View:
+        """Return what a policy sees. The budget is the largest growth that each host may reach."""
+        return View(self.signals, self.history, setting, self.rent, budget)
 
     def followed_by(self, signals: Signals, fresh: Bool[Tensor, " N"], rent: float) -> "LifeState":
         """Return the state after a step. Hosts that are `fresh` pay another rent, and have no history."""
@@ -108,13 +108,13 @@ def episode(
         budget: Largest growth that it may reach.
     """
     state, setting, decisions = newborn(world, rent), world.setting, count()
-    hosts, device = len(state.fresh), state.fresh.device
+    hosts, device, budgets = len(state.fresh), state.fresh.device, torch.full_like(state.rent, budget)
     policy.begin(setting, hosts, device)
 
     def decide(states: Sequence[LifeState]) -> Actions:
         (now,) = states
         random = drawn(rng_seed, next(decisions), hosts, draws(setting), device)
-        return [policy.decide(now.view(setting, budget), now.fresh, random)]
+        return [policy.decide(now.view(setting, budgets), now.fresh, random)]
 
     yield from islice(lives([world], [state], decide, rent), setting.episode)
 

@@ -13,7 +13,7 @@ from esper.leyline.actions import Head
 from esper.leyline.errors import EsperError
 from esper.simic.lives import Actions, LifeState, Transition, drawn, lives, newborn
 from esper.simic.rewards import RewardConfig, objective, reward
-from esper.tamiyo.features import Features
+from esper.tamiyo.features import Features, View
 from esper.tamiyo.heads import check
 from esper.tamiyo.network import Choice, Controller, HiddenState, Observation, describe, look, num_draws
 from esper.tamiyo.policies import Policy, SideBySide, draws
@@ -117,6 +117,9 @@ class Collector:
         self.num_slots = max(len(env.setting.space.slots) for env in envs)
         self.num_blueprints = max(len(env.setting.space.blueprints) for env in envs)
         self.sizes = [env.fleet.num_hosts for env in envs]
+        budgets = torch.full((sum(self.sizes),), config.budget, device=self.device).split(self.sizes)
+        self.worlds = [(env.setting, budget) for env, budget in zip(envs, budgets, strict=True)]
+        """The setting of each fleet, and the largest growth that its hosts may reach."""
         self.blueprints = torch.cat([self._described(env) for env in envs])
         offsets = torch.tensor([0, *(int(env.groups.max()) + 1 for env in envs)]).cumsum(0)
         self.groups = torch.cat([env.groups + offset for env, offset in zip(envs, offsets.tolist(), strict=False)])
@@ -138,12 +141,12 @@ class Collector:
     def observe(self, states: Sequence[LifeState] | None = None) -> Observation:
         """Return the policy's observation of all fleets, padded and joined along N."""
         states = self.states if states is None else states
-        parts = [self._observe(env, state) for env, state in zip(self.envs, states, strict=True)]
+        parts = [self._observe(state.view(*world)) for state, world in zip(states, self.worlds, strict=True)]
         joined = _Padded(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
         return Observation(Features(joined.host, joined.slots), joined.legal, joined.affordable, self.blueprints)
 
-    def _observe(self, env: FleetEnv, state: LifeState) -> "_Padded":
-        features, legal, affordable = look(state.view(env.setting, self.config.budget))
+    def _observe(self, view: View) -> "_Padded":
+        features, legal, affordable = look(view)
         return _Padded(
             features.host,
             _padded(features.slots, 0.0, (self.num_slots,), 1),
@@ -202,9 +205,9 @@ def record(fleets: Collector, policies: Sequence[Policy], rent: float, rewards: 
     def choose(seen: Observation, states: Sequence[LifeState]) -> Choice:
         actions = []
         uniforms = fleets.draws().split(fleets.sizes)
-        for policy, env, state, random in zip(policies, fleets.envs, states, uniforms, strict=True):
-            view = state.view(env.setting, fleets.config.budget)
-            actions.append(policy.decide(view, state.fresh, random[:, : draws(env.setting)]))
+        for policy, (setting, budget), state, random in zip(policies, fleets.worlds, states, uniforms, strict=True):
+            view = state.view(setting, budget)
+            actions.append(policy.decide(view, state.fresh, random[:, : draws(setting)]))
         action = torch.cat(actions)
         log_probs = torch.zeros_like(action, dtype=torch.float32)
         return Choice(action, log_probs, no_value)
