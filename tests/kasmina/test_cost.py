@@ -1,11 +1,13 @@
-"""FLOPs by hand: two for each product of a weight and an activation, or of two activations."""
+"""FLOPs by hand, two for each product of a weight and an activation or of two activations; and as torch counts them."""
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from esper.kasmina.cost import host_flops, seed_flops
+from esper.kasmina.cost import cost_table, epoch_cost, host_cost, seed_cost
 from esper.leyline.actions import Graft
 from esper.leyline.specs import SlotSpec, Stream
-from toys import SPECS
+from toys import SEEDS, SPECS, germinate, toy_trainer
 
 TOKENS = 6
 BLOCK = TOKENS * 8 * 24 + 2 * TOKENS * TOKENS * 8 + 3 * TOKENS * 8 * 8
@@ -15,16 +17,63 @@ HOSTS = {
     "cnn2d": 6 * 7 * (9 * 1 * 4) + 3 * 3 * (9 * 4 * 6) + 6 * 3,
     "transformer": 2 * BLOCK + TOKENS * 8 * 5,
 }
+FIRST = {"mlp": 6 * 8, "cnn1d": 6 * (5 * 2 * 4), "cnn2d": 6 * 7 * (9 * 1 * 4), "transformer": 0}
+"""The layer that sees the data, whose gradient is not needed."""
 
 
 @pytest.mark.parametrize("kind", SPECS)
 def test_a_host_costs_its_matrix_products(kind):
-    assert host_flops(SPECS[kind]) == 2 * HOSTS[kind]
+    cost = host_cost(SPECS[kind])
+    assert cost.forward == 2 * HOSTS[kind]
+    assert cost.train == 3 * cost.forward - 2 * FIRST[kind]
 
 
 def test_a_gate_costs_something_and_the_other_grafts_nothing():
     """A low-rank seed of 8 channels goes through 2 and back; the gate is one more output."""
     slot = SlotSpec("s0", Stream.VECTOR, (8,))
-    cost = {graft: seed_flops(slot, "low_rank", graft) for graft in Graft}
+    cost = {graft: seed_cost(slot, "low_rank", graft) for graft in Graft}
     through = 2 * (8 * 2 + 2 * 8)
-    assert cost == {Graft.ADD: through, Graft.MULTIPLY: through, Graft.GATE: through + 2 * 8}
+    assert {graft: c.forward for graft, c in cost.items()} == {
+        Graft.ADD: through,
+        Graft.MULTIPLY: through,
+        Graft.GATE: through + 2 * 8,
+    }
+    assert cost[Graft.ADD] == (through, 3 * through, 2 * through + through // 2, 2 * through)
+
+
+@pytest.mark.parametrize(("kind", "blueprint", "graft"), SEEDS)
+def test_what_is_charged_is_what_torch_counts(kind, blueprint, graft):
+    """Silent in the second slot behind an audible seed, then audible, on the host that is trained in plain PyTorch."""
+    trainer = toy_trainer(kind, examples=32)
+    trainer.decide(germinate(trainer, blueprint, graft, "s0"))
+    for _ in range(4):
+        trainer.decide(trainer.space.action("ADVANCE", slot="s0"))
+    trainer.act(germinate(trainer, blueprint, graft, "s1"))
+    trainer.begin_epoch()
+    table = cost_table(trainer.spec, torch.device("cpu"))
+    for _ in range(2):
+        assert trainer.state.alpha[0, 0] > 0
+        with FlopCounterMode(display=False) as counter:
+            trainer.train_epoch()
+        assert counter.get_total_flops() == 32 * int(epoch_cost(table, trainer.state).step)
+        trainer.state = trainer.state._replace(
+            stage=trainer.state.stage[:, [0, 0]], alpha=trainer.state.alpha[:, [0, 0]]
+        )
+        trainer.tend(trainer.state)
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_measuring_is_charged_as_torch_counts_it(kind):
+    trainer = toy_trainer(kind, examples=32)
+    for slot in ("s0", "s1"):
+        trainer.decide(germinate(trainer, trainer.space.blueprints[-1], Graft.ADD, slot))
+        for _ in range(4 if slot == "s0" else 0):
+            trainer.decide(trainer.space.action("ADVANCE", slot=slot))
+    cost = epoch_cost(trainer.costs, trainer.state)
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), trainer.listening() as streams:
+        now = trainer.judged(trainer.host(trainer.task.validation.x))
+    assert counter.get_total_flops() == 64 * int(cost.validation)
+    norms = {group["name"]: 1.0 for group in trainer.optimizer.param_groups}
+    with FlopCounterMode(display=False) as counter:
+        trainer.examine(0.0, norms, now, streams)
+    assert counter.get_total_flops() == 64 * int(cost.counterfactuals)

@@ -14,7 +14,7 @@ WAIT = torch.zeros(3, 8, dtype=torch.long)
 def test_hosts_begin_with_the_seeds_that_were_heard():
     """At the alpha they had, fossilized, with fresh weights; silent seeds and counterfactuals are left out.
 
-    A host costs 272 FLOPs an example, forward; a low_rank seed 64, with a gate 16 more.
+    A host costs 272 FLOPs an example, forward, and 720 to train; a low_rank seed 64, with a gate 16 more.
     """
     fleet = small_fleet(3)
     heard = {(0, 0): Sown("low_rank", 0.5, 0.7, births=3), (2, 1): Sown("low_rank", 1.0, graft=Graft.GATE)}
@@ -30,7 +30,7 @@ def test_hosts_begin_with_the_seeds_that_were_heard():
         assert slots.stage.tolist() == [[fossilized, dormant], [dormant, dormant], [dormant, fossilized]]
         assert slots.graft[0, 0] == Graft.ADD
         assert slots.graft[2, 1] == Graft.GATE
-    assert step.signals.flops.tolist() == [(3 * 64 + 40) * cost for cost in (272 + 64, 272, 272 + 64 + 16)]
+    assert step.signals.flops.tolist() == [64 * (720 + 3 * seed) + 40 * (272 + seed) for seed in (64, 0, 64 + 16)]
 
     fleet.trunk.flat[0] = torch.nan
     step = grown.step(WAIT)

@@ -11,7 +11,7 @@ from esper.growth.compute import Call, as_call, step_flops
 from esper.growth.trace import verify
 from esper.growth.twins import arrange
 from esper.growth.wrappers import unwrapped
-from esper.kasmina.cost import BACKWARD, seed_flops
+from esper.kasmina.cost import seed_cost
 from esper.leyline.actions import Graft
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def preview_of(
                 name,
                 place.spec.shape,
                 garden.num_parameters_of(s, name),
-                (1 + BACKWARD) * seed_flops(place.spec, name, Graft.ADD) * _batch(call),
+                seed_cost(place.spec, name, Graft.ADD).train * _batch(call),
             )
             for s, place in enumerate(garden.places)
             for name in garden.space.blueprints

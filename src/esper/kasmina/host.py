@@ -55,10 +55,20 @@ class Host(nn.Module):
         Returns:
             Predictions: (B, outputs), or (B, positions, outputs) for tokens.
         """
-        *body, head = self.segments
-        for s, (segment, slot) in enumerate(zip(body, self.slots, strict=True)):
-            x = slot(segment(x), None if alphas is None else alphas.get(s))
-        return head(x)
+        return self.after(0, self.segments[0](x), alphas)
+
+    def after(self, slot: int, stream: Tensor, alphas: Mapping[int, float | Tensor] | None = None) -> Tensor:
+        """Return the predictions from the stream that reaches a slot, the seed in it included.
+
+        Args:
+            slot: Index of the slot.
+            stream: Output of the segment in front of it.
+            alphas: Alphas by slot index, to be used instead of the slots' own.
+        """
+        for s in range(slot, len(self.slots)):
+            stream = self.slots[s](stream, None if alphas is None else alphas.get(s))
+            stream = self.segments[s + 1](stream)
+        return stream
 
     def slot(self, index: int) -> Slot:
         """Return the slot behind the segment of this index."""

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from esper.kasmina.cost import BACKWARD, host_flops, seed_flops
+from esper.kasmina.cost import CostTable, cost_table, epoch_cost
 from esper.kasmina.gates import LifecycleConfig
 from esper.kasmina.host import Host
 from esper.kasmina.hosts import build_host
@@ -39,7 +39,7 @@ from esper.tolaria.capture import Program, Programs
 from esper.tolaria.config import Engine, TrainConfig, check_fit
 from esper.tolaria.memory import MemoryEstimator
 from esper.tolaria.network import Bucket, Network, where
-from esper.tolaria.setting import seed_sizes, tabulate
+from esper.tolaria.setting import seed_sizes
 from esper.tolaria.stack import Stack, step
 
 Norms = dict[Kind | None, Float[Tensor, " R"]]
@@ -132,9 +132,9 @@ class Fleet:
         return len(self.rng_seeds)
 
     @cached_property
-    def seed_flops(self) -> Int[Tensor, "S K G"]:
-        """FLOPs of every possible seed for one example, by slot, blueprint and graft."""
-        return tabulate(self.slots, self.space, seed_flops).to(self.device)
+    def costs(self) -> CostTable:
+        """FLOPs of a host and of every possible seed for one example."""
+        return cost_table(self.spec, self.device)
 
     @property
     def trunk(self) -> Stack:
@@ -216,19 +216,10 @@ class Fleet:
         Args:
             counterfactuals: Whether to count the passes that measure the contribution of each seed.
         """
-        seeds, loud, silent = (
-            self.seeds_in_slots(self.seed_flops, self.state),
-            speaking(self.state),
-            incubating(self.state),
-        )
-        heard = host_flops(self.spec) + seeds.where(loud, 0).sum(1)
-        side = (heard[:, None] + seeds).where(silent, 0).sum(1)
-        switched = heard[:, None] + torch.where(loud, -seeds, seeds)
-        without = switched.where(self.state.blueprint != NO_BLUEPRINT, 0).sum(1)
+        cost = epoch_cost(self.costs, self.state)
         trained = len(self.train_data[0]) // self.config.batch_size * self.config.batch_size
-        return (1 + BACKWARD) * trained * (heard + side) + len(self.validation_data.x) * (
-            heard + counterfactuals * without
-        )
+        measured = cost.validation + counterfactuals * cost.counterfactuals
+        return trained * cost.step + len(self.validation_data.x) * measured
 
     def legal(self) -> Bool[Tensor, "N O S"]:
         """Return a mask of the ops that are legal on each slot of each host."""

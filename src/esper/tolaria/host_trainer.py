@@ -1,12 +1,14 @@
 """Train and grow one host in plain PyTorch: the reference that fleets are tested against."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.cost import BACKWARD, host_flops, seed_flops
+from esper.kasmina.cost import CostTable, cost_table, epoch_cost
 from esper.kasmina.gates import LifecycleConfig
 from esper.kasmina.host import num_parameters
 from esper.kasmina.hosts import build_host
@@ -76,6 +78,11 @@ class HostTrainer:
         self.state = empty_slots(1, len(self.host.slots))
         self.vitals = unmeasured(self.state)
 
+    @cached_property
+    def costs(self) -> CostTable:
+        """FLOPs of the host and of every possible seed for one example."""
+        return cost_table(self.spec, torch.device("cpu"))
+
     def decide(self, action: Sequence[int]) -> EpochReport:
         """Apply one action, train for one epoch, and evaluate the host and each of its seeds.
 
@@ -92,8 +99,10 @@ class HostTrainer:
         refused = self.act(action)
         self.begin_epoch()
         train_loss, norms, pulls = self.train_epoch()
-        evaluation = self.evaluate()
-        self.vitals = self.examine(train_loss, norms, evaluation)._replace(pull=pulls[None].to(self.state.alpha))
+        with torch.no_grad(), self.listening() as streams:
+            evaluation = self.judged(self.host(self.task.validation.x))
+        self.vitals = self.examine(train_loss, norms, evaluation, streams)
+        self.vitals = self.vitals._replace(pull=pulls[None].to(self.state.alpha))
         self.epoch += 1
         return self.report(action, refused, train_loss, evaluation)
 
@@ -198,17 +207,16 @@ class HostTrainer:
             The loss, and the norm of its gradient with respect to the stream at each slot.
         """
         self.optimizer.zero_grad()
-        streams: list[Tensor] = []
-        hooks = [slot.register_forward_pre_hook(lambda _, given: streams.append(given[0])) for slot in self.host.slots]
-        loss = self.loss(x, y)
-        for hook in hooks:
-            hook.remove()
+        with self.listening() as streams:
+            loss = self.loss(x, y)
         for stream in streams:
             stream.retain_grad()
         loss.backward()
         for s in incubating(self.state)[0].nonzero()[:, 0].tolist():
             parameters = list(self.host.slot(s).parameters())
-            side = self.loss(x, y, {s: self.state.alpha_target[0, s]})
+            with self.frozen_but(s):
+                out = self.host.after(s, streams[s].detach(), {s: self.state.alpha_target[0, s]})
+                side = self.mean_loss(out, y)
             for p, gradient in zip(parameters, torch.autograd.grad(side, parameters), strict=True):
                 p.grad = gradient
         return loss.item(), torch.stack([stream.grad.norm() for stream in streams if stream.grad is not None])
@@ -224,7 +232,34 @@ class HostTrainer:
 
     def loss(self, x: Tensor, y: Tensor, alphas: Mapping[int, Tensor] | None = None) -> Tensor:
         """Return the mean loss of examples, with some slots' alpha replaced."""
-        return self.task.spec.objective.loss(self.host(x, alphas), y).mean()
+        return self.mean_loss(self.host(x, alphas), y)
+
+    def mean_loss(self, out: Tensor, y: Tensor) -> Tensor:
+        """Return the mean loss of predictions."""
+        return self.task.spec.objective.loss(out, y).mean()
+
+    @contextmanager
+    def listening(self) -> Iterator[list[Tensor]]:
+        """Yield a list that the streams at all slots are added to while the host runs."""
+        streams: list[Tensor] = []
+        hooks = [slot.register_forward_pre_hook(lambda _, given: streams.append(given[0])) for slot in self.host.slots]
+        try:
+            yield streams
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @contextmanager
+    def frozen_but(self, slot: int) -> Iterator[None]:
+        """Let gradients reach no weights but those of the seed in a slot."""
+        others = set(self.host.parameters()) - set(self.host.slot(slot).parameters())
+        for p in others:
+            p.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for p in others:
+                p.requires_grad_(True)
 
     @torch.no_grad()
     def evaluate(self, alphas: Mapping[int, Tensor] | None = None) -> Evaluation:
@@ -233,14 +268,20 @@ class HostTrainer:
         Args:
             alphas: Values to use instead of the alpha of some slots, by slot index.
         """
-        objective, (x, y) = self.task.spec.objective, self.task.validation
-        out = self.host(x, alphas)
+        return self.judged(self.host(self.task.validation.x, alphas))
+
+    def judged(self, out: Tensor) -> Evaluation:
+        """Return how good predictions for the validation data are."""
+        objective, y = self.task.spec.objective, self.task.validation.y
         metric = objective.metric(out, y).mean()
         score = objective.score(metric, self.task.spec.outputs)
         return Evaluation(objective.loss(out, y).mean().item(), metric.item(), score.item())
 
-    def examine(self, train_loss: float, norms: Mapping[str, float], now: Evaluation) -> Vitals:
-        """Return the vitals after an epoch.
+    @torch.no_grad()
+    def examine(
+        self, train_loss: float, norms: Mapping[str, float], now: Evaluation, streams: Sequence[Tensor]
+    ) -> Vitals:
+        """Return the vitals after an epoch, given the streams at all slots on the validation data.
 
         The contribution of a seed is the score with it minus the score without it.
         """
@@ -254,28 +295,18 @@ class HostTrainer:
             learns = bool(incubating(self.state)[0, s] | speaking(self.state)[0, s])
             vitals.share[0, s] = norms[spec.name] / norms[TRUNK] if norms[TRUNK] else torch.nan
             vitals.healthy[0, s] = all_finite(slot) and (not learns or 0 < norms[spec.name] < torch.inf)
-            if speaking(self.state)[0, s]:
-                vitals.contribution[0, s] = now.score - self.evaluate({s: torch.tensor(0.0)}).score
-            else:
-                heard = self.evaluate({s: self.state.alpha_target[0, s]})
-                vitals.contribution[0, s] = heard.score - now.score
+            speaks = bool(speaking(self.state)[0, s])
+            alpha = torch.tensor(0.0) if speaks else self.state.alpha_target[0, s]
+            switched = self.judged(self.host.after(s, streams[s], {s: alpha})).score
+            vitals.contribution[0, s] = now.score - switched if speaks else switched - now.score
         return vitals
 
     def flops(self) -> int:
-        """Return the FLOPs of one epoch: training, incubation and evaluation, counterfactuals included.
-
-        An incubating seed costs a second pass through the host and all audible seeds.
-        """
-        seeds = {
-            s: seed_flops(spec, seed.blueprint, seed.graft)
-            for s, spec in enumerate(self.host.slot_specs)
-            if (seed := self.host.slot(s).seed) is not None
-        }
-        heard = host_flops(self.spec) + sum(cost for s, cost in seeds.items() if speaking(self.state)[0, s])
-        side = sum(heard + cost for s, cost in seeds.items() if incubating(self.state)[0, s])
-        without = sum(heard - cost if speaking(self.state)[0, s] else heard + cost for s, cost in seeds.items())
+        """Return the FLOPs of one epoch: training, incubation and evaluation, counterfactuals included."""
+        cost = epoch_cost(self.costs, self.state)
         trained = len(self.task.train.x) // self.config.batch_size * self.config.batch_size
-        return (1 + BACKWARD) * trained * (heard + side) + len(self.task.validation.x) * (heard + without)
+        measured = cost.validation + cost.counterfactuals
+        return int(trained * cost.step + len(self.task.validation.x) * measured)
 
     def report(self, action: Sequence[int], refused: bool, train_loss: float, evaluation: Evaluation) -> EpochReport:
         """Return the report of the last epoch."""
