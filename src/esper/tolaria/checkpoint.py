@@ -21,7 +21,7 @@ def env_tensors(env: FleetEnv) -> Tensors:
     """Return the tensors of an env that has been reset, with those of its fleet."""
     fleet = env.fleet
     tensors = flatten(env.state, "lives")
-    tensors |= {path: x for name in HOSTS for path, x in flatten(getattr(fleet, name), f"hosts/{name}").items()}
+    tensors |= {path: x for name in _kept(fleet) for path, x in flatten(getattr(fleet, name), f"hosts/{name}").items()}
     tensors |= flatten(fleet.trunk.tensors, "trunk")
     for kind, bucket in fleet.buckets.items():
         name = _name(kind)
@@ -29,6 +29,11 @@ def env_tensors(env: FleetEnv) -> Tensors:
         tensors[f"{name}/hosts"] = torch.from_numpy(bucket.hosts)
         tensors[f"{name}/idle"] = torch.tensor(fleet.network.idle.get(kind, 0))
     return tensors
+
+
+def _kept(fleet: Fleet) -> tuple[str, ...]:
+    """Return the attributes of a fleet that are kept. Files of lives counted in epochs hold no budget."""
+    return HOSTS if fleet.budget is None else (*HOSTS, "budget", "spent", "over")
 
 
 def env_settings(env: FleetEnv) -> dict[str, Any]:
@@ -41,7 +46,7 @@ def env_settings(env: FleetEnv) -> dict[str, Any]:
         "training": asdict(fleet.config),
         "lifecycle": asdict(fleet.lifecycle),
         "precision": fleet.engine.precision,
-        "env": asdict(env.config),
+        "env": {name: value for name, value in asdict(env.config).items() if (name, value) != ("budget", None)},
     }
 
 
@@ -86,7 +91,7 @@ def _bucket(fleet: Fleet, kind: Kind) -> Bucket:
 
 
 def _restore_fleet(fleet: Fleet, tensors: Mapping[str, Tensor], kinds: list[Kind]) -> None:
-    for name in HOSTS:
+    for name in _kept(fleet):
         setattr(fleet, name, unflatten(getattr(fleet, name), f"hosts/{name}", tensors))
     for name, tensor in fleet.trunk.tensors.items():
         tensor.copy_(tensors[f"trunk/{name}"])

@@ -6,6 +6,7 @@ a fresh host takes its place at once.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -41,6 +42,9 @@ class EnvConfig:
     """Hosts per group. Hosts of a group have equal initial weights and batches: only their actions differ."""
     staggered: bool = False
     """Shorten the first episodes by different amounts, so that episodes do not all end together."""
+    budget: float | None = None
+    """Compute of an episode, in epochs of a bare host: everything but plain validation is charged, and the episode ends
+    when the budget is spent, whatever `episode` says. None: episodes are counted in epochs."""
     penalty: float = 0.1
     """Amount subtracted from the reward when a host fails, once."""
     rng_seed: int = 0
@@ -54,6 +58,15 @@ class EnvConfig:
                 raise EsperError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not self.penalty >= 0:
             raise EsperError(f"penalty must not be negative, not {self.penalty}")
+        if self.budget is not None and not 0 < self.budget < float("inf"):
+            raise EsperError(f"budget must be a positive number of epochs, not {self.budget}")
+        if self.budget is not None and self.staggered:
+            raise EsperError("staggered does not work with budget: hosts of a fleet drift apart by themselves")
+
+    @property
+    def decisions(self) -> int:
+        """Most decisions in an episode: a bare host makes that many."""
+        return self.episode if self.budget is None else ceil(self.budget)
 
 
 class Step(NamedTuple):
@@ -134,7 +147,7 @@ class FleetEnv:
             )
         self.fleet, self.config, self.test, self.on_end = fleet, config, test, on_end
         bare = fleet.trunk.layout.num_parameters
-        self.setting = make_setting(fleet.task, fleet.slots, fleet.space, fleet.seed_sizes, bare, config.episode)
+        self.setting = make_setting(fleet.task, fleet.slots, fleet.space, fleet.seed_sizes, bare, config.decisions)
         places = torch.arange(fleet.num_hosts, device=fleet.device)
         self.groups = places // config.group
         nan = torch.full_like(fleet.lr, torch.nan)
@@ -151,6 +164,7 @@ class FleetEnv:
     def reset(self) -> Signals:
         """Replace all hosts by fresh ones and return their first signals."""
         age = self.groups % self.config.episode if self.config.staggered else torch.zeros_like(self.groups)
+        self.fleet.budget = self.life()
         everyone = torch.ones_like(self.state.sibling)
         state, measured = self.renew(self.state._replace(age=age), everyone, everyone)
         self.state = state._replace(good=Good(self.fleet.state, self.fleet.vitals, measured))
@@ -176,6 +190,10 @@ class FleetEnv:
         )
         return state, self.fleet.evaluate_bare()
 
+    def all_of_group(self, ended: Bool[Tensor, " N"]) -> Bool[Tensor, " N"]:
+        """Return which hosts end together with their whole group."""
+        return ended.view(-1, self.config.group).all(1).repeat_interleave(self.config.group)
+
     def first_signals(self, measured: Measured) -> Signals:
         """Return the signals of hosts that have not been trained yet."""
         unknown = torch.full_like(measured.loss, torch.nan, dtype=torch.float64)
@@ -197,8 +215,15 @@ class FleetEnv:
             vitals=of.vitals,
         )
 
+    def life(self) -> Float[Tensor, " N"] | None:
+        """Return the FLOPs of each host's episode; None if episodes are counted in epochs."""
+        if self.config.budget is None:
+            return None
+        epoch = self.fleet.num_steps * self.fleet.config.batch_size * self.fleet.costs.host.train
+        return torch.full_like(self.fleet.spent, self.config.budget * epoch)
+
     def flops(self) -> Int[Tensor, " N"]:
-        """Return the FLOPs of the last epoch of each host."""
+        """Return the FLOPs of the last epoch of each host, validation included."""
         return self.fleet.flops()
 
     def step(self, actions: Int[Tensor, "N H"]) -> Step:
@@ -211,12 +236,15 @@ class FleetEnv:
         Returns:
             The signals for the next decision, the signals this one led to, and which episodes ended.
         """
+        before = self.fleet.spent
         refused, train_loss, measured = self.fleet.decide(actions)
-        chance, flops, good = self.setting.chance, self.flops().double(), self.state.good
+        has_budget = self.config.budget is not None
+        flops = self.fleet.spent - before if has_budget else self.flops().double()
+        chance, good = self.setting.chance, self.state.good
         sane = self.fleet.vitals.sane
         sick, history = judge(self.state.history, sane, train_loss, measured.score, chance, self.config.governor)
         self.state = state = self.state._replace(age=self.state.age + 1, history=history)
-        over = state.age >= self.config.episode
+        over = self.fleet.over if has_budget else state.age >= self.config.episode
         now = self.signals(measured, train_loss, flops, self.fleet)
         final = _choose(sick, self.signals(good.measured, train_loss, flops, good), now)
         signals, ended, test = now, sick | over, None
@@ -225,7 +253,9 @@ class FleetEnv:
                 self.on_end(ended)
             test = None if self.test is None else self.fleet.evaluate_on(self.test)
             # A failed host's replacement has a seed of its own, and stays until its group's episode ends.
-            self.state, renewed = self.renew(state._replace(age=torch.where(over, 0, state.age)), ended, over)
+            together = over if not has_budget else self.all_of_group(over)
+            age = torch.where(ended if has_budget else over, 0, state.age)
+            self.state, renewed = self.renew(state._replace(age=age), ended, together)
             measured = _choose(ended, renewed, measured)
             signals = _choose(ended, self.first_signals(measured), now)
         self.state = self.state._replace(good=Good(self.fleet.state, self.fleet.vitals, measured))

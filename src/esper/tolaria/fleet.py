@@ -35,6 +35,7 @@ from esper.tolaria.assignment import (
     unpack,
     upload,
 )
+from esper.tolaria.budget import Pace, paced
 from esper.tolaria.capture import Program, Programs
 from esper.tolaria.config import Engine, TrainConfig, check_fit
 from esper.tolaria.memory import MemoryEstimator
@@ -124,6 +125,12 @@ class Fleet:
         """Learning rate of the seed in each slot."""
         self.losses = torch.zeros(self.num_hosts, device=self.device, dtype=torch.float64)
         self.pulls = torch.zeros_like(self.state.alpha, dtype=engine.dtype)
+        self.budget: Float[Tensor, " N"] | None = None
+        """FLOPs of each host's life; None if lives are counted in epochs. Set by the env."""
+        self.spent = torch.zeros_like(self.lr)
+        """FLOPs that each host has spent of its budget."""
+        self.over = torch.zeros_like(self.everyone)
+        """Whether the host has spent its budget."""
         self.reset(self.everyone)
 
     @property
@@ -169,6 +176,7 @@ class Fleet:
         self.network.bear(fresh, self.rng_seeds)
         empty = empty_slots(self.num_hosts, len(self.slots), self.device)
         self.epoch = torch.where(fresh, 0, self.epoch)
+        self.spent = torch.where(fresh, 0.0, self.spent)
         unknown = unmeasured(empty)
         self.vitals = Vitals(*(where(fresh, new, old) for new, old in zip(unknown, self.vitals, strict=True)))
         self.tend(SlotState(*(where(fresh, new, old) for new, old in zip(empty, self.state, strict=True))), fresh)
@@ -237,9 +245,11 @@ class Fleet:
         """
         state, refused = apply(self.state, actions, self.legal(), self.space.sizes)
         self.tend(tick(state, self.vitals, self.lifecycle))
-        known = self.known()
-        train_loss, norms, pulls = self.train_epoch(known)
+        known, pace = self.known(), self.pace()
+        train_loss, norms, pulls = self.train_epoch(known, pace)
         measured = self.evaluate(known)  # the CPU prepares this while the device trains
+        if pace is not None:
+            self.spent, self.over = self.spent + pace.charged, pace.is_last
         self.vitals = self.examine(train_loss, norms, pulls, measured)
         self.epoch = self.epoch + 1
         if isinstance(self.padding, Roomy):
@@ -284,8 +294,22 @@ class Fleet:
         buckets = {kind: seeds(kind, bucket.hosts) for kind, bucket in self.buckets.items()}
         return assign(buckets, len(self.slots), measuring and switched is None, self.padding)
 
-    def train_epoch(self, known: Known | None = None) -> tuple[Float[Tensor, " N"], Norms, Float[Tensor, "N S"]]:
-        """Train every host for one pass over the training data.
+    @property
+    def num_steps(self) -> int:
+        """Steps of one pass over the training data."""
+        return len(self.train_data[0]) // self.config.batch_size
+
+    def pace(self) -> Pace | None:
+        """Return what every host can afford in its next epoch; None if lives are counted in epochs."""
+        if self.budget is None:
+            return None
+        cost, size = epoch_cost(self.costs, self.state), self.config.batch_size
+        return paced(self.budget, self.spent, cost, size, self.num_steps, len(self.validation_data.x))
+
+    def train_epoch(
+        self, known: Known | None = None, pace: Pace | None = None
+    ) -> tuple[Float[Tensor, " N"], Norms, Float[Tensor, "N S"]]:
+        """Train every host for one pass over the training data, or for as many steps as its budget allows.
 
         Returns:
             Mean losses; mean gradient norms of parameters; and mean norms of the loss's gradient with respect to the
@@ -296,9 +320,9 @@ class Fleet:
         order = permutation(key(self.rng_seeds, Purpose.SHUFFLE, self.epoch), len(self.train_data[0]))
         losses, pulls = self.losses.zero_(), self.pulls.zero_()
         norms: Norms = {name: stack.norms.zero_() for name, stack in self.network.stacks.items()}
-        num_steps = len(order[0]) // self.config.batch_size
+        num_steps = self.num_steps if pace is None else int(pace.steps.max())  # waits for the device
         chunks = self.memory.chunks(self.num_hosts, self.config.batch_size, *rows_of(assignment))
-        inputs = (pack(assignment, self.device), order, count, chunks)
+        inputs = (pack(assignment, self.device), order, count, chunks, pace)
         program = self.recorded("train", self.train_step, inputs)
         if program is None:
             here = unpack(inputs[0])
@@ -308,7 +332,15 @@ class Fleet:
             program(inputs)
             for _ in range(num_steps - 1):
                 program.graph.replay()
-        return losses / num_steps, {name: norm / num_steps for name, norm in norms.items()}, pulls / num_steps
+        if pace is None:
+            return losses / num_steps, {name: norm / num_steps for name, norm in norms.items()}, pulls / num_steps
+        steps = {None: pace.steps} | {kind: pace.steps[self.hosts_of(kind)] for kind in self.buckets}
+        means = {name: norm / steps[name].to(norm.dtype) for name, norm in norms.items()}
+        return losses / pace.steps, means, pulls / pace.steps[:, None]
+
+    def hosts_of(self, kind: Kind) -> Int[Tensor, " R"]:
+        """Return the host of each row of a bucket; free rows point at host 0."""
+        return upload(np.maximum(self.buckets[kind].hosts, 0), self.device)
 
     def recorded(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Program | None:
         """Return the captured program for these inputs, or None if this fleet does not capture programs."""
@@ -325,11 +357,18 @@ class Fleet:
 
         return self.programs.find(name, function, inputs, warm_up, kinds=tuple(self.network.stacks))
 
-    def train_step(self, assignment: Assignment | Packed, order: Tensor, count: Tensor, chunks: int) -> None:
-        """Train every host on its next batch, clipping row by row, and add to the sums of losses and norms."""
+    def train_step(
+        self, assignment: Assignment | Packed, order: Tensor, count: Tensor, chunks: int, pace: Pace | None = None
+    ) -> None:
+        """Train every host on its next batch, clipping row by row, and add to the sums of losses and norms.
+
+        Hosts that have made all steps that their pace allows are not trained.
+        """
         assignment = unpack(assignment) if isinstance(assignment, Packed) else assignment
         size = self.config.batch_size
-        batch = order.index_select(1, count * size + torch.arange(size, device=self.device))
+        at = count if pace is None else count % self.num_steps  # a last epoch may go on from the beginning
+        batch = order.index_select(1, at * size + torch.arange(size, device=self.device))
+        running = self.everyone if pace is None else pace.running(count)
         stacks = self.network.stacks
         flats = {name: stack.flat.to(self.engine.compute).detach().requires_grad_() for name, stack in stacks.items()}
         gradients: list[Tensor] = []
@@ -347,11 +386,17 @@ class Fleet:
             pulled += torch.stack([_squares(g) for g in new[len(flats) :]], 1)
             new = new[: len(flats)]
             gradients = [a + b for a, b in zip(gradients, new, strict=True)] if gradients else new
-            self.losses += loss.detach()
-        self.pulls += pulled.sqrt()
+            self.losses += loss.detach() if pace is None else loss.detach().where(running, 0.0)
+        self.pulls += pulled.sqrt() if pace is None else pulled.sqrt().where(running[:, None], 0.0)
         here = [b for slot in assignment.slots for b in slot.buckets]
-        active = {None: self.everyone} | {b.kind: b.learns for b in here}
+        active = {None: running} | {b.kind: b.learns for b in here}
         rate = {None: self.lr} | {b.kind: b.lr for b in here}
+        if pace is not None:
+            factor, rows = pace.rate(count), _hosts_by_kind(assignment)
+            rate = {name: lr * (factor if name is None else factor[rows[name]]) for name, lr in rate.items()}
+            trains = {None: running} | {kind: running[hosts] for kind, hosts in rows.items()}
+            active = {name: trains[name] & learns for name, learns in active.items()}
+            gradients = [where(trains[name], g, 0.0) for name, g in zip(stacks, gradients, strict=True)]
         for (name, stack), gradient in zip(stacks.items(), gradients, strict=True):
             step(stack, gradient, active[name], rate[name], self.config)
         count += 1
@@ -450,6 +495,15 @@ def _squares(gradient: Float[Tensor, "N ..."]) -> Float[Tensor, " N"]:
 def by_row(judge: Callable[[Tensor, Tensor], Tensor], out: Tensor, y: Tensor) -> Float[Tensor, " R"]:
     """Sum a per-example function over the examples of each row."""
     return judge(out.flatten(0, 1), y.flatten(0, 1)).unflatten(0, out.shape[:2]).sum(1)
+
+
+def _hosts_by_kind(assignment: Assignment) -> dict[Kind, Int[Tensor, " R"]]:
+    """Return the host of each row of every bucket; free rows point at host 0."""
+    found: dict[Kind, Tensor] = {}
+    for slot in assignment.slots:
+        parts = slot.hosts.split([b.num_seeds for b in slot.buckets]) if slot.buckets else ()
+        found |= {b.kind: hosts for b, hosts in zip(slot.buckets, parts, strict=True)}
+    return found
 
 
 def rows_of(assignment: Assignment) -> tuple[dict[Kind, int], int]:

@@ -21,6 +21,7 @@ from esper.leyline.reports import EpochReport, SlotReport
 from esper.leyline.rng import Purpose, key, permutation
 from esper.leyline.specs import HostSpec
 from esper.leyline.state import NO_BLUEPRINT, Setting, Signals, SlotState, Split, Task, Vitals
+from esper.tolaria.budget import Pace, paced
 from esper.tolaria.config import TrainConfig, check_fit
 from esper.tolaria.setting import make_setting, seed_sizes
 from esper.tolaria.surgery import TRUNK, add_group, make_optimizer, remove_group
@@ -77,6 +78,10 @@ class HostTrainer:
         self.optimizer = make_optimizer(self.host.parameters(), config)
         self.state = empty_slots(1, len(self.host.slots))
         self.vitals = unmeasured(self.state)
+        self.budget: float | None = None
+        """FLOPs of the host's life, from which its training is paid; None: no limit."""
+        self.spent = 0.0
+        """FLOPs spent of the budget."""
 
     @cached_property
     def costs(self) -> CostTable:
@@ -98,12 +103,14 @@ class HostTrainer:
         """
         refused = self.act(action)
         self.begin_epoch()
-        train_loss, norms, pulls = self.train_epoch()
+        pace = self.pace()
+        train_loss, norms, pulls = self.train_epoch(pace)
         with torch.no_grad(), self.listening() as streams:
             evaluation = self.judged(self.host(self.task.validation.x))
         self.vitals = self.examine(train_loss, norms, evaluation, streams)
         self.vitals = self.vitals._replace(pull=pulls[None].to(self.state.alpha))
         self.epoch += 1
+        self.spent += 0.0 if pace is None else float(pace.charged)
         return self.report(action, refused, train_loss, evaluation)
 
     def legal(self) -> Tensor:
@@ -177,8 +184,16 @@ class HostTrainer:
             slot.alpha = state.alpha[0, s]
         self.state = state
 
-    def train_epoch(self) -> tuple[float, dict[str, float], Tensor]:
-        """Train for one pass over the training data.
+    def pace(self) -> Pace | None:
+        """Return what the host can afford in its next epoch; None without a budget."""
+        if self.budget is None:
+            return None
+        budget, spent = (torch.tensor([x], dtype=torch.float64) for x in (self.budget, self.spent))
+        size, steps = self.config.batch_size, len(self.task.train.x) // self.config.batch_size
+        return paced(budget, spent, epoch_cost(self.costs, self.state), size, steps, len(self.task.validation.x))
+
+    def train_epoch(self, pace: Pace | None = None) -> tuple[float, dict[str, float], Tensor]:
+        """Train for one pass over the training data, or for as many steps as the budget allows.
 
         Returns:
             The mean loss; the mean gradient norm of each optimizer group; and the mean norm of the loss's gradient with
@@ -189,11 +204,17 @@ class HostTrainer:
         order = permutation(key(self.rng_seed, Purpose.SHUFFLE, self.epoch), len(x))
         batches = order[: len(x) // size * size].view(-1, size)
         losses, norms, pulls = [], [], []
-        for batch in batches:
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        for n in range(len(batches) if pace is None else int(pace.steps)):
+            batch = batches[n % len(batches)]
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate if pace is None else rate * float(pace.rate(n))
             loss, pull = self.gradients(x[batch], y[batch])
             losses.append(loss)
             pulls.append(pull)
             norms.append(self.step())
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
         mean = {name: sum(norm[name] for norm in norms) / len(norms) for name in norms[0]}
         return sum(losses) / len(losses), mean, torch.stack(pulls).mean(0)
 
