@@ -190,6 +190,18 @@ class FleetEnv:
         )
         return state, self.fleet.evaluate_bare()
 
+    def succeed(
+        self, state: EnvState, ended: Bool[Tensor, " N"], over: Bool[Tensor, " N"]
+    ) -> tuple[EnvState, Measured]:
+        """Replace the hosts whose episode has ended: those that failed, and those that are `over`.
+
+        A failed host's replacement has a seed of its own. Where episodes are counted in epochs, it stays until its
+        group's episode ends; on a budget, it has a whole one.
+        """
+        if self.config.budget is None:
+            return self.renew(state._replace(age=torch.where(over, 0, state.age)), ended, over)
+        return self.renew(state._replace(age=torch.where(ended, 0, state.age)), ended, self.all_of_group(over))
+
     def all_of_group(self, ended: Bool[Tensor, " N"]) -> Bool[Tensor, " N"]:
         """Return which hosts end together with their whole group."""
         return ended.view(-1, self.config.group).all(1).repeat_interleave(self.config.group)
@@ -252,10 +264,7 @@ class FleetEnv:
             if self.on_end is not None:
                 self.on_end(ended)
             test = None if self.test is None else self.fleet.evaluate_on(self.test)
-            # A failed host's replacement has a seed of its own, and stays until its group's episode ends.
-            together = over if not has_budget else self.all_of_group(over)
-            age = torch.where(ended if has_budget else over, 0, state.age)
-            self.state, renewed = self.renew(state._replace(age=age), ended, together)
+            self.state, renewed = self.succeed(state, ended, over)
             measured = _choose(ended, renewed, measured)
             signals = _choose(ended, self.first_signals(measured), now)
         self.state = self.state._replace(good=Good(self.fleet.state, self.fleet.vitals, measured))
