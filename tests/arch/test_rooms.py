@@ -98,7 +98,12 @@ WAITS = {
     "simic/sequences.py": {"sequence_indices": "once an update"},
     "simic/lives.py": {},
     "tamiyo/heads.py": {"check": "never in a loop"},
-    "tolaria/fleet.py": {"known": "once a decision", "assignment": "only where seeds are switched over on request"},
+    "tolaria/budget.py": {},
+    "tolaria/fleet.py": {
+        "train_epoch": "once a decision, on a budget: how many steps are made",
+        "known": "once a decision",
+        "assignment": "only where seeds are switched over on request",
+    },
     "tolaria/network.py": {"tend": "once a decision; what follows is numpy's"},
     "tolaria/env.py": {"step": "once a decision: has any life ended?"},
     "tolaria/governor.py": {"restore": "only where a host has fallen sick"},

@@ -43,23 +43,21 @@ def test_a_gate_costs_something_and_the_other_grafts_nothing():
 
 @pytest.mark.parametrize(("kind", "blueprint", "graft"), SEEDS)
 def test_what_is_charged_is_what_torch_counts(kind, blueprint, graft):
-    """Silent in the second slot behind an audible seed, then audible, on the host that is trained in plain PyTorch."""
+    """Silent in the first slot, in front of an audible seed in the second; then both audible. On plain PyTorch."""
     trainer = toy_trainer(kind, examples=32)
-    trainer.decide(germinate(trainer, blueprint, graft, "s0"))
+    trainer.decide(germinate(trainer, blueprint, graft, "s1"))
     for _ in range(4):
-        trainer.decide(trainer.space.action("ADVANCE", slot="s0"))
-    trainer.act(germinate(trainer, blueprint, graft, "s1"))
+        trainer.decide(trainer.space.action("ADVANCE", slot="s1"))
+    trainer.act(germinate(trainer, blueprint, graft, "s0"))
     trainer.begin_epoch()
     table = cost_table(trainer.spec, torch.device("cpu"))
-    for _ in range(2):
-        assert trainer.state.alpha[0, 0] > 0
+    for silent in (True, False):
+        assert (trainer.state.alpha[0] > 0).tolist() == [not silent, True]
         with FlopCounterMode(display=False) as counter:
             trainer.train_epoch()
         assert counter.get_total_flops() == 32 * int(epoch_cost(table, trainer.state).step)
-        trainer.state = trainer.state._replace(
-            stage=trainer.state.stage[:, [0, 0]], alpha=trainer.state.alpha[:, [0, 0]]
-        )
-        trainer.tend(trainer.state)
+        both = {name: getattr(trainer.state, name)[:, [1, 1]] for name in ("stage", "alpha")}
+        trainer.tend(trainer.state._replace(**both))
 
 
 @pytest.mark.parametrize("kind", SPECS)

@@ -34,7 +34,7 @@ class PassCost(NamedTuple):
 
 
 class SeedCost(NamedTuple):
-    """The same for the seed in every slot of every host; 0 without a seed."""
+    """FLOPs of the seed in every slot of every host for one example; 0 without a seed."""
 
     forward: Int[Tensor, "N S"]
     train: Int[Tensor, "N S"]
@@ -49,7 +49,7 @@ class CostTable(NamedTuple):
     rest_forward: Int[Tensor, " S"]
     """Forward pass of the segments behind each slot."""
     rest_through: Int[Tensor, " S"]
-    """The same, and back to the slot."""
+    """A forward pass of these segments, and a backward pass to the slot."""
     seeds: Int[Tensor, "P S K G"]
     """`PassCost` of every seed, by slot, blueprint and graft."""
 

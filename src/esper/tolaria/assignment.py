@@ -259,3 +259,19 @@ def unpack(packed: Packed) -> Assignment:
         else:
             leaves.append(part)
     return tree_unflatten(leaves, packed.layout.spec)
+
+
+def hosts_by_kind(assignment: Assignment) -> dict[Kind, Int[Tensor, " R"]]:
+    """Return the host of each row of every bucket; free rows point at host 0."""
+    found: dict[Kind, Tensor] = {}
+    for slot in assignment.slots:
+        parts = slot.hosts.split([b.num_seeds for b in slot.buckets]) if slot.buckets else ()
+        found |= {b.kind: hosts for b, hosts in zip(slot.buckets, parts, strict=True)}
+    return found
+
+
+def rows_of(assignment: Assignment) -> tuple[dict[Kind, int], int]:
+    """Return how many rows of seeds of each kind an assignment runs, and how many side rows."""
+    return {b.kind: b.num_seeds + b.num_echoes for slot in assignment.slots for b in slot.buckets}, len(
+        assignment.beside.rows
+    )

@@ -30,8 +30,10 @@ from esper.tolaria.assignment import (
     Seeds,
     assign,
     exact,
+    hosts_by_kind,
     pack,
     power_of_two,
+    rows_of,
     unpack,
     upload,
 )
@@ -392,7 +394,7 @@ class Fleet:
         active = {None: running} | {b.kind: b.learns for b in here}
         rate = {None: self.lr} | {b.kind: b.lr for b in here}
         if pace is not None:
-            factor, rows = pace.rate(count), _hosts_by_kind(assignment)
+            factor, rows = pace.rate(count), hosts_by_kind(assignment)
             rate = {name: lr * (factor if name is None else factor[rows[name]]) for name, lr in rate.items()}
             trains = {None: running} | {kind: running[hosts] for kind, hosts in rows.items()}
             active = {name: trains[name] & learns for name, learns in active.items()}
@@ -495,19 +497,3 @@ def _squares(gradient: Float[Tensor, "N ..."]) -> Float[Tensor, " N"]:
 def by_row(judge: Callable[[Tensor, Tensor], Tensor], out: Tensor, y: Tensor) -> Float[Tensor, " R"]:
     """Sum a per-example function over the examples of each row."""
     return judge(out.flatten(0, 1), y.flatten(0, 1)).unflatten(0, out.shape[:2]).sum(1)
-
-
-def _hosts_by_kind(assignment: Assignment) -> dict[Kind, Int[Tensor, " R"]]:
-    """Return the host of each row of every bucket; free rows point at host 0."""
-    found: dict[Kind, Tensor] = {}
-    for slot in assignment.slots:
-        parts = slot.hosts.split([b.num_seeds for b in slot.buckets]) if slot.buckets else ()
-        found |= {b.kind: hosts for b, hosts in zip(slot.buckets, parts, strict=True)}
-    return found
-
-
-def rows_of(assignment: Assignment) -> tuple[dict[Kind, int], int]:
-    """Return how many rows of seeds of each kind an assignment runs, and how many side rows."""
-    return {b.kind: b.num_seeds + b.num_echoes for slot in assignment.slots for b in slot.buckets}, len(
-        assignment.beside.rows
-    )
