@@ -21,6 +21,7 @@ from statistics import mean
 from textwrap import dedent
 from unittest.mock import patch
 
+import esper
 from esper.cli import main
 from esper.cli.console import show_exam
 from esper.cli.exam import Exam
@@ -329,7 +330,7 @@ WALK_OF_A_DECISION: Walk = (
 def where(part: Callable[..., object] | type) -> str:
     """The file, line and name of a function or class."""
     inner = inspect.unwrap(part) if not isinstance(part, type) else part
-    file = Path(inspect.getsourcefile(inner) or "").resolve().relative_to(DOCS.parent / "src/esper")
+    file = Path(inspect.getsourcefile(inner) or "").relative_to(Path(esper.__file__).parent)
     return f"`{file}:{inspect.getsourcelines(inner)[1]}` `{part.__qualname__}`"
 
 
