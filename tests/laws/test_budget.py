@@ -1,15 +1,19 @@
 """Lives with a budget of compute: what they spend, when they end, and that stacking changes nothing."""
 
 import json
+import math
 
 import pytest
 import torch
 
 from esper.kasmina.cost import EpochCost, epoch_cost
 from esper.leyline.errors import EsperError
+from esper.leyline.state import Signals
+from esper.leyline.tensor_files import flatten, unflatten
 from esper.simic.evaluation import evaluate
 from esper.simic.lives import episode
-from esper.tamiyo.policies import FixedPlan, Heuristic, Never, PlanStep
+from esper.tamiyo.features import HOST_FEATURES, View, column_names, empty_history, features
+from esper.tamiyo.policies import FixedPlan, Heuristic, Never, PlanStep, in_first_half
 from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, TrainConfig
 from esper.tolaria.budget import DECAY, WARMUP, paced
 from esper.tolaria.checkpoint import env_description, env_tensors, restore_env
@@ -183,3 +187,39 @@ def test_an_impossible_budget_is_refused(budget):
         EnvConfig(budget=budget)
     with pytest.raises(EsperError, match="staggered does not work with budget"):
         EnvConfig(budget=2, staggered=True)
+
+
+def test_a_policy_sees_what_is_spent_and_what_an_epoch_costs():
+    """A host that waits, and one with a silent low_rank seed: 160 FLOPs, with 96 for what is behind its slot."""
+    fleet = small_fleet(2)
+    env = FleetEnv(fleet, EnvConfig(budget=4))
+    first = env.reset()
+    assert first.spent.tolist() == [0, 0]
+    assert first.pace.tolist() == [1, 1]
+    actions = torch.zeros(2, 8, dtype=torch.long)
+    actions[1] = torch.tensor(fleet.space.action("GERMINATE", slot="s1", blueprint="low_rank"))
+    step = env.step(actions)
+    silent = (64 * (720 + 160 + 96) + 40 * (48 + 64)) / (64 * 720)  # a silent lesson, and what is behind the slot
+    assert step.signals.spent.tolist() == pytest.approx([1 / 4, silent / 4])
+    assert step.signals.pace.tolist() == pytest.approx([1, silent])
+    rows, names = features(view_of(env, step.signals)).host, column_names(HOST_FEATURES)
+    assert rows[:, names.index("time_left")].tolist() == pytest.approx([3 / 4, 1 - silent / 4])
+    left = [3.0, 4 * (1 - silent / 4) / silent]
+    assert rows[:, names.index("decisions_left")].tolist() == pytest.approx([math.log1p(x) / 3 for x in left])
+    halves = [in_first_half(view_of(env, step.signals._replace(spent=torch.full((2,), x)))) for x in (0.49, 0.5)]
+    assert [half.tolist() for half in halves] == [[True, True], [False, False]]
+
+
+def view_of(env: FleetEnv, signals: Signals) -> View:
+    none = torch.zeros(2)
+    return View(signals, empty_history(2, torch.device("cpu")), env.setting, none, none + torch.inf)
+
+
+def test_lives_counted_in_epochs_have_no_budget():
+    env = FleetEnv(small_fleet(2), EnvConfig(episode=4))
+    signals = env.reset()
+    assert (signals.spent, signals.pace) == (None, None)
+    assert not any("spent" in name or "pace" in name for name in flatten(signals, "signals"))
+    on_budget = FleetEnv(small_fleet(2), EnvConfig(budget=4)).reset()
+    again = unflatten(on_budget, "signals", flatten(on_budget, "signals"))
+    assert torch.equal(again.pace, on_budget.pace)

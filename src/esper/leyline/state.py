@@ -89,6 +89,10 @@ class Signals(NamedTuple):
     """Lifecycle state of the slots."""
     vitals: Vitals
     """Health and usefulness of hosts and seeds."""
+    spent: Float[Tensor, " N"] | None = None
+    """Share of the episode's budget that is spent; None if episodes are counted in epochs."""
+    pace: Float[Tensor, " N"] | None = None
+    """Cost of an epoch in the present state, divided by that of a bare host; None if episodes are counted in epochs."""
 
 
 class Setting(NamedTuple):

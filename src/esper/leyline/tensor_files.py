@@ -55,7 +55,9 @@ def match(path: str | Path, expected: Mapping[str, Tensor], found: Mapping[str, 
 
 
 def flatten(tree: Any, name: str) -> Tensors:
-    """Return the tensors of nested records under names like `state/alpha`."""
+    """Return the tensors of nested records under names like `state/alpha`; fields that are None are left out."""
+    if tree is None:
+        return {}
     if isinstance(tree, Tensor):
         return {name: tree}
     parts = tree._asdict() if hasattr(tree, "_asdict") else tree
@@ -64,6 +66,8 @@ def flatten(tree: Any, name: str) -> Tensors:
 
 def unflatten(like: Any, name: str, tensors: Mapping[str, Tensor]) -> Any:
     """Return a copy of nested records with the tensors that `flatten` named, on the device of the original."""
+    if like is None:
+        return None
     if isinstance(like, Tensor):
         return tensors[name].to(like.device)
     parts = like._asdict() if hasattr(like, "_asdict") else like

@@ -97,9 +97,21 @@ def _of_seed(view: View, table: Tensor) -> Tensor:
     return value.where(blueprint != NO_BLUEPRINT, torch.nan)
 
 
+def _time_left(view: View) -> Tensor:
+    """Return the share of the episode that is left: of its budget, or of its epochs."""
+    return 1 - (view.signals.age / view.setting.episode if view.signals.spent is None else view.signals.spent)
+
+
+def _decisions_left(view: View) -> Tensor:
+    """Return how many epochs are left: on a budget, as many as it pays for in the host's present state."""
+    if view.signals.pace is None:
+        return (view.setting.episode - view.signals.age).float()
+    return (view.setting.episode * _time_left(view) / view.signals.pace).clamp(min=0).float()
+
+
 HOST_FEATURES: tuple[Feature, ...] = (
-    Feature("time_left", lambda v: 1 - v.signals.age / v.setting.episode),
-    Feature("decisions_left", lambda v: symlog((v.setting.episode - v.signals.age).float()) / 3),
+    Feature("time_left", _time_left),
+    Feature("decisions_left", lambda v: symlog(_decisions_left(v)) / 3),
     Feature("score", lambda v: v.signals.score),
     Feature("lead", lambda v: lead(v.signals.score, v.setting.chance)),
     Feature("rise_1", lambda v: 10 * earlier(v, 1), may_miss=True),

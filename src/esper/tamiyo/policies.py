@@ -177,6 +177,12 @@ class FixedPlan(Rule):
         return chosen
 
 
+def in_first_half(view: View) -> Bool[Tensor, " N"]:
+    """Return whether less than half of the episode is over: of its budget, or of its epochs."""
+    signals = view.signals
+    return signals.age < view.setting.episode // 2 if signals.spent is None else signals.spent < 0.5
+
+
 class Gardener(Rule):
     """A base class of policies that plant one blueprint, fossilize seeds that contribute, and prune the rest.
 
@@ -214,7 +220,7 @@ class Gardener(Rule):
         open_slots = legal[:, Op.GERMINATE] & preference.isfinite()
         plant = self.all(view, self.seed)
         plant[:, Head.SLOT] = preference.masked_fill(~open_slots, -torch.inf).argmax(1)
-        early = view.signals.age < view.setting.episode // 2  # a later seed costs rent and has no time to learn
+        early = in_first_half(view)  # a later seed costs rent and has no time to learn
         chosen = torch.where((self.wants(view) & early & open_slots.any(1))[:, None], plant, self.wait(view))
         worth = view.signals.vitals.contribution
         proven = legal[:, Op.FOSSILIZE] & (worth > 0)

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from esper.kasmina.cost import epoch_cost
 from esper.kasmina.lifecycle import legal
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import key
@@ -225,7 +226,16 @@ class FleetEnv:
             legal=legal(of.state, of.vitals, self.fleet.lifecycle),
             slots=of.state,
             vitals=of.vitals,
+            spent=None if self.fleet.budget is None else self.fleet.spent / self.fleet.budget,
+            pace=None if self.fleet.budget is None else self.pace(of.state),
         )
+
+    def pace(self, state: SlotState) -> Float[Tensor, " N"]:
+        """Return what an epoch costs in a state, contributions included, divided by that of a bare host."""
+        fleet, cost = self.fleet, epoch_cost(self.fleet.costs, state)
+        trained = fleet.num_steps * fleet.config.batch_size
+        epoch = trained * cost.step + len(fleet.validation_data.x) * cost.counterfactuals
+        return epoch / (trained * fleet.costs.host.train)
 
     def life(self) -> Float[Tensor, " N"] | None:
         """Return the FLOPs of each host's episode; None if episodes are counted in epochs."""
@@ -273,4 +283,8 @@ class FleetEnv:
 
 def _choose(rows: Bool[Tensor, " N"], yes: Record, no: Record) -> Record:
     """Return a record with the rows of `yes` where `rows` is true, and of `no` elsewhere."""
-    return tree_map(lambda a, b: torch.where(rows.view(-1, *[1] * (b.ndim - 1)), a, b), yes, no)
+
+    def chosen(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+        return None if a is None or b is None else torch.where(rows.view(-1, *[1] * (b.ndim - 1)), a, b)
+
+    return tree_map(chosen, yes, no)
