@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from esper.exam.config import QUICK, quick
+from esper.exam.config import QUICK, ExamConfig, quick
 from esper.leyline.errors import EsperError
 from small_exams import SMALL
 
@@ -16,6 +16,7 @@ from small_exams import SMALL
         ("rates", (), "rates must hold at least one number, all positive"),
         ("rates", (1.0, -1.0), "rates must hold at least one number, all positive"),
         ("plans", -1, "plans must be at least 0"),
+        ("price", -0.1, "price must not be negative"),
     ],
 )
 def test_an_impossible_exam_is_refused(field, value, message):
@@ -24,5 +25,5 @@ def test_an_impossible_exam_is_refused(field, value, message):
 
 
 def test_a_quick_exam_has_fewer_hosts_where_there_are_many_settings():
-    assert [quick(30, settings).hosts for settings in (1, 4, 5, 6, 99)] == [16, 16, 12, 10, 2]
-    assert quick(7, 1) == replace(QUICK, hosts=7)
+    assert [quick(ExamConfig(), settings).hosts for settings in (1, 4, 5, 6, 99)] == [16, 16, 12, 10, 2]
+    assert quick(ExamConfig(hosts=7, price=0.1), 1) == replace(QUICK, hosts=7, price=0.1)

@@ -31,6 +31,7 @@ def test_final_exams_have_hosts_and_data_of_their_own():
     assert paper.fleet.lr.tolist() == [0.125] * 3
     assert look.fleet.lr.tolist() == [0.25] * 3
     assert final.rent == preliminary.rent == 0.03
+    assert sitting(replace(SMALL, price=0.5), learn=later).rent == 0.5
 
 
 def test_a_learning_rate_of_its_own_for_every_place():

@@ -221,3 +221,41 @@ def test_every_fleet_is_recorded_under_its_own_policy():
     assert not rollout.choice.log_probs.any()
     assert not rollout.choice.value.any()
     assert not rollout.after.any()
+
+
+def test_every_life_draws_its_price_and_keeps_it():
+    """Of three, for each host anew, and the same again from the same seed."""
+    prices, controller = (0.0, 0.25, 0.5), controller_for()
+    told = []
+    for rng_seed in (5, 5, 6):
+        envs = [make_env("mlp", 30, episode=2), make_env("cnn1d", 10, episode=3)]
+        fleets = begun(envs, controller, rent=9.0, rng_seed=rng_seed, horizon=12, prices=prices)
+        rollout = collect(fleets, controller, 9.0, RewardConfig())
+        told.append(rollout.seen.features.host[..., column_names(HOST_FEATURES).index("rent")] / 10)
+    paid, again, other = told
+    assert torch.equal(paid, again)
+    assert not torch.equal(paid, other)
+    for price in prices:
+        assert 0.2 < (paid == price).float().mean() < 0.47
+    assert torch.equal(paid[1:][~rollout.start[1:]], paid[:-1][~rollout.start[1:]]), "for life"
+    changed = (paid[1:] != paid[:-1])[rollout.start[1:]].float().mean()
+    assert 0.5 < changed < 0.83, "two of three new prices are others"
+    j = rollout.score - other * rollout.growth.log1p()
+    torch.testing.assert_close(rollout.objective, j)
+    with pytest.raises(EsperError, match="prices must not be negative"):
+        CollectConfig(prices=(0.0, -0.1))
+
+
+def test_the_progress_that_is_paid_for_sums_up_to_what_was_reached():
+    """Over a life on a budget, whatever its price: gamma^T J at the end - J at the beginning."""
+    env = FleetEnv(make_env("mlp", 12).fleet, EnvConfig(budget=6))
+    fleets = begun([env], controller_for(), horizon=14, prices=(0.0, 0.3))
+    before = fleets.states[0]
+    rollout = collect(fleets, controller_for(), 0.0, RewardConfig(gamma=0.9))
+    assert len({int(n) for n in rollout.ended.float().argmax(0)}) > 1, "lives of different lengths"
+    first = before.signals.score - before.rent * before.signals.growth.log1p()
+    for n in range(12):
+        last = int(rollout.ended[:, n].float().argmax())
+        assert not rollout.sick[last, n]
+        total = sum(0.9**t * rollout.reward[t, n].item() for t in range(last + 1))
+        assert total == pytest.approx(0.9 ** (last + 1) * rollout.objective[last, n].item() - first[n].item(), abs=1e-5)

@@ -102,7 +102,7 @@ class Exam:
         """Run all exams; show and store each as soon as it ends."""
         guests, tell = [read_plan(path) for path in self.plan], literal_console(stderr=True).log
         fleets = self.examined(asked, tell)
-        config = quick(self.exam.hosts, len(fleets)) if self.quick else self.exam
+        config = quick(self.exam, len(fleets)) if self.quick else self.exam
         exams, lives, runs = [], [], [str(path) for path in self.runs or (self.shipped,)]
         for exam, episodes in held_one_by_one(asked, policies, config, guests, fleets, tell, choices, background):
             exams.append(exam)

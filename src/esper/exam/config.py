@@ -27,6 +27,8 @@ class ExamConfig:
     """Include all rules, grown topologies trained from scratch, replays, and longer training."""
     final: bool = True
     """Score on test data and on hosts reserved for that; otherwise on validation data and development hosts."""
+    price: float | None = None
+    """Price of growth in J; None: the recipe's final rent."""
     recorded: int = 12
     """Hosts whose episodes are reported epoch by epoch."""
 
@@ -36,6 +38,8 @@ class ExamConfig:
         for name, least in (("hosts", 2), ("tuned_on", 1), ("plans", 0), ("recorded", 0)):
             if getattr(self, name) < least:
                 raise EsperError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if self.price is not None and not self.price >= 0:
+            raise EsperError(f"price must not be negative, not {self.price}")
         if not self.rates or not all(rate > 0 for rate in self.rates):
             raise EsperError(f"rates must hold at least one number, all positive, not {self.rates}")
 
@@ -44,6 +48,6 @@ QUICK = ExamConfig(hosts=16, rates=(1.0,), plans=0, thorough=False, final=False)
 """A preliminary exam: never, random and the heuristic, at the recipe's learning rate, on validation data."""
 
 
-def quick(hosts: int, settings: int) -> ExamConfig:
-    """Return the config of a preliminary exam with at most so many hosts: fewer where there are many settings."""
-    return replace(QUICK, hosts=min(hosts, QUICK.hosts, max(64 // settings, 2)))
+def quick(asked: ExamConfig, settings: int) -> ExamConfig:
+    """Return the preliminary exam that is closest to the one asked for: fewer hosts where there are many settings."""
+    return replace(QUICK, hosts=min(asked.hosts, QUICK.hosts, max(64 // settings, 2)), price=asked.price)

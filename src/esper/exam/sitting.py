@@ -38,7 +38,8 @@ class Sitting:
         where: str = "",
     ) -> None:
         self.recipe, self.fleet, self.config, self.where = recipe, fleet, config, where
-        self.rent, self.rng_seed = recipe.learn.rent.end, recipe.learn.rng_seed
+        self.rent = recipe.learn.rent.end if config.price is None else config.price
+        self.rng_seed = recipe.learn.rng_seed
         self.hosts = Hosts(fleet, recipe.engine, config)
         self.tell: Tell = lambda said: tell(f"{self.hosts.name}: {said}")
         self.choices: Choices = {} if choices is None else choices

@@ -146,7 +146,7 @@ class UpdateReport:
     growth: float | None
     """Mean growth of the episodes that ended, at their end; None if none ended."""
     rent: float
-    """Price of growth in J at this update."""
+    """Price of growth in J at this update; the mean of its prices, if episodes draw theirs."""
     reward: float
     """Mean reward of a decision, before normalization."""
     reward_normalized: float

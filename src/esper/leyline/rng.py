@@ -24,6 +24,7 @@ class Purpose(IntEnum):
     SHUFFLE = 3
     ACTION = 4
     DATA = 5
+    PRICE = 6
 
 
 def _signed(x: int) -> int:

@@ -49,7 +49,7 @@ class LifeState(NamedTuple):
         """Return what a policy sees. The budget is the largest growth that each host may reach."""
         return View(self.signals, self.history, setting, self.rent, budget)
 
-    def followed_by(self, signals: Signals, fresh: Bool[Tensor, " N"], rent: float) -> "LifeState":
+    def followed_by(self, signals: Signals, fresh: Bool[Tensor, " N"], rent: "Rent") -> "LifeState":
         """Return the state after a step. Hosts that are `fresh` pay another rent, and have no history."""
         return LifeState(signals, remember(self.history, signals, fresh), torch.where(fresh, rent, self.rent), fresh)
 
@@ -65,31 +65,36 @@ class Transition(NamedTuple):
 
 Decide = Callable[[Sequence[LifeState]], Actions]
 """Chooses an action for every host of every fleet."""
+Rent = float | Float[Tensor, " N"]
+"""Price of growth: one for all hosts of a fleet, or one for each."""
 
 
-def newborn(world: World, rent: float) -> LifeState:
+def newborn(world: World, rent: Rent) -> LifeState:
     """Reset a world and return its first state."""
     signals = world.reset()
     fresh = torch.ones_like(signals.sibling)
     history = remember(empty_history(len(fresh), fresh.device), signals, fresh)
-    return LifeState(signals, history, torch.full_like(signals.score, rent, dtype=torch.float32), fresh)
+    rents = torch.zeros_like(signals.score, dtype=torch.float32) + rent
+    return LifeState(signals, history, rents, fresh)
 
 
-def lives(worlds: Sequence[World], states: Sequence[LifeState], decide: Decide, rent: float) -> Iterator[Transition]:
+def lives(
+    worlds: Sequence[World], states: Sequence[LifeState], decide: Decide, rents: Callable[[], Sequence[Rent]]
+) -> Iterator[Transition]:
     """Yield the decisions for all hosts of several fleets, without end.
 
     Args:
         worlds: Where the hosts live.
         states: State of each world.
         decide: Chooses the actions.
-        rent: Price of growth in episodes that begin from now on.
+        rents: Returns the price of growth in episodes that begin after the next decision, for each fleet.
     """
     while True:
-        actions = decide(states)
+        actions, prices = decide(states), rents()
         steps = [world.step(chosen) for world, chosen in zip(worlds, actions, strict=True)]
         after = [
-            state.followed_by(step.signals, step.terminated | step.truncated, rent)
-            for state, step in zip(states, steps, strict=True)
+            state.followed_by(step.signals, step.terminated | step.truncated, price)
+            for state, step, price in zip(states, steps, prices, strict=True)
         ]
         yield Transition(states, actions, steps, after)
         states = after
@@ -116,7 +121,7 @@ def episode(
         random = drawn(rng_seed, next(decisions), hosts, draws(setting), device)
         return [policy.decide(now.view(setting, budgets), now.fresh, random)]
 
-    yield from islice(lives([world], [state], decide, rent), setting.episode)
+    yield from islice(lives([world], [state], decide, lambda: [rent]), setting.episode)
 
 
 def drawn(rng_seed: int, decision: int, hosts: int, numbers: int, device: torch.device) -> Float[Tensor, "N A"]:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from esper.leyline.actions import Head
 from esper.leyline.errors import EsperError
-from esper.simic.lives import Actions, LifeState, Transition, drawn, lives, newborn
+from esper.leyline.rng import Purpose, key, uniform
+from esper.simic.lives import Actions, LifeState, Rent, Transition, drawn, lives, newborn
 from esper.simic.rewards import RewardConfig, objective, reward
 from esper.tamiyo.features import Features, View
 from esper.tamiyo.heads import check
@@ -38,12 +39,16 @@ class CollectConfig:
     bootstrapped from the critic."""
     budget: float = float("inf")
     """Largest growth that a host may reach: added parameters over those of the bare host."""
+    prices: tuple[float, ...] = ()
+    """Prices of growth of which every episode draws one, as its rent; empty: all pay the rent of the update."""
 
     def __post_init__(self) -> None:
         if self.horizon < 1:
             raise EsperError(f"horizon must be at least 1, not {self.horizon}")
         if not self.budget > 0:
             raise EsperError(f"budget must be positive, not {self.budget}")
+        if not all(price >= 0 for price in self.prices):
+            raise EsperError(f"prices must not be negative, not {list(self.prices)}")
 
 
 class Rollout(NamedTuple):
@@ -135,7 +140,7 @@ class Collector:
 
     def begin(self, rent: float) -> None:
         """Reset all fleets. Raises EsperError if a host has no legal op."""
-        self.states = [newborn(env, rent) for env in self.envs]
+        self.states = [newborn(env, price) for env, price in zip(self.envs, self.rents(rent), strict=True)]
         check(self.observe().legal.any(-1), Head.OP.name.lower())
 
     def observe(self, states: Sequence[LifeState] | None = None) -> Observation:
@@ -153,6 +158,15 @@ class Collector:
             _padded(legal, False, (self.num_slots,), 2),
             _padded(affordable, False, (self.num_slots, self.num_blueprints), 1),
         )
+
+    def rents(self, rent: float) -> Sequence[Rent]:
+        """Return what growth costs in episodes that begin now, for each fleet."""
+        if not self.config.prices:
+            return [rent] * len(self.envs)
+        places = torch.arange(sum(self.sizes), device=self.device)
+        chosen = uniform(key(key(self.rng_seed, Purpose.PRICE, self.decisions), places), 1)[:, 0]
+        prices = torch.tensor(self.config.prices, device=self.device)
+        return prices[(chosen * len(prices)).long()].split(self.sizes)
 
     def draws(self) -> Float[Tensor, "N A"]:
         """Draw uniform numbers for every choice of every host."""
@@ -275,7 +289,8 @@ def _collect(
         choices.append(choose(observations[-1], states))
         return choices[-1].action.clone().split(fleets.sizes)
 
-    for transition in islice(lives(fleets.envs, fleets.states, decide, rent), fleets.config.horizon):
+    decisions = lives(fleets.envs, fleets.states, decide, lambda: fleets.rents(rent))
+    for transition in islice(decisions, fleets.config.horizon):
         rows.append(_earned(fleets, expect, transition, rewards))
         fleets.states = transition.after
         fleets.memory = HiddenState(*(old.where(~rows[-1].ended[:, None], 0.0) for old in fleets.memory))

@@ -83,7 +83,9 @@ class Training:
         normalized = rollout.reward / update_reward_std(self.scale, rollout.reward)
         result = self.learner.update(rollout, normalized)
         seconds = {"collect": collected - started, "learn": time.perf_counter() - collected}
-        report = summarize(self.update, rollout, normalized, result, rent, seconds)
+        prices = self.config.collect.prices
+        charged = sum(prices) / len(prices) if prices else rent
+        report = summarize(self.update, rollout, normalized, result, charged, seconds)
         detail = diagnose(self.controller, rollout, result) if self.watch.alert else None
         health = gradient_health(report.heads, self.config.bounds)
         self.update += 1
