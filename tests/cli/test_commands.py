@@ -108,7 +108,7 @@ FLAGS = {
     "watch": "--once --every",
     "report": "",
     "exam": "--tasks --images --text --plan --quick --device --memory-budget --out --json --hosts --rates --tuned-on"
-    " --plans --thorough --no-thorough --final --no-final --recorded",
+    " --plans --thorough --no-thorough --final --no-final --price --recorded",
     "recipes": "--json",
     "tasks": "--json",
     "blueprints": "--json",

@@ -47,6 +47,9 @@ def test_every_arm_takes_part_when_its_row_says_so():
     assert names(SMALL, fleets=(setting("planted"),)) == [*rules, *more, *plans, *derived, "right size"]
     assert names(QUICK, fleets=(setting("planted"),)) == rules
     assert names(SMALL, [FixedPlan([], name="idle")])[11] == "idle", "guests come before what depends on others"
+    (fleet,) = smoke().fleets
+    on_budget = names(SMALL, fleets=(replace(fleet, env=replace(fleet.env, budget=4)),))
+    assert on_budget == [*rules, *more, *plans, "static", "replay"], "all spend the same: nobody can train longer"
     assert all(arm.does for arm in ARMS)
 
 

@@ -218,6 +218,20 @@ def test_an_arm_of_ones_own_is_one_row():
     assert arms["heuristic, twice as long"].flops > 1.5 * arms["heuristic"].flops
 
 
+def test_on_a_budget_all_arms_spend_the_same():
+    """To the step of the dearest host, which is a fifth of this budget."""
+    asked = smoke()
+    (fleet,) = asked.fleets
+    asked = replace(asked, fleets=(replace(fleet, env=replace(fleet.env, budget=6)),))
+    (report,), _ = hold_exam(asked, [FixedPlan([], name="idle")], replace(AT_ONE_RATE, plans=0))
+    never = report.by_name["never"]
+    assert report.episode == never.episode == 6
+    assert {arm.name for arm in report.arms} >= {"static", "replay", "oversized"}
+    for arm in report.arms:
+        assert arm.flops == pytest.approx(never.flops, rel=0.2), arm.name
+    assert report.by_name["idle"].flops == never.flops
+
+
 def test_what_an_exam_cannot_know_is_told_to_it():
     background = Background(settings=2, lives=3, decisions=4, seconds=5.0, held="here")
     policies = [FixedPlan([], name="idle")]

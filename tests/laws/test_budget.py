@@ -17,7 +17,8 @@ from esper.tamiyo.policies import FixedPlan, Heuristic, Never, PlanStep, in_firs
 from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, TrainConfig
 from esper.tolaria.budget import DECAY, WARMUP, paced
 from esper.tolaria.checkpoint import env_description, env_tensors, restore_env
-from planted_fleets import small_fleet
+from esper.tolaria.static_env import StaticEnv
+from planted_fleets import Sown, small_fleet, state_of
 from toys import SPECS, random_legal, rows_of, toy_task, toy_trainer
 
 BUDGET = 5.3
@@ -223,3 +224,16 @@ def test_lives_counted_in_epochs_have_no_budget():
     on_budget = FleetEnv(small_fleet(2), EnvConfig(budget=4)).reset()
     again = unflatten(on_budget, "signals", flatten(on_budget, "signals"))
     assert torch.equal(again.pace, on_budget.pace)
+
+
+def test_hosts_from_scratch_do_not_pay_for_measuring():
+    """An epoch of theirs costs 720 FLOPs an example and three passes of each seed; nothing for validation."""
+    fleet = small_fleet(2)
+    topology = state_of(fleet, {(0, 0): Sown("low_rank", 1.0), (0, 1): Sown("mlp", 1.0)})
+    env = StaticEnv(fleet, topology, EnvConfig(budget=9))
+    first, step = env.reset(), env.step(torch.zeros(2, 8, dtype=torch.long))
+    cost = [64 * (720 + 3 * (64 + 1024)), 64 * 720]
+    assert step.final.flops.tolist() == cost
+    assert first.pace.tolist() == pytest.approx([cost[0] / cost[1], 1])
+    FleetEnv(fleet, EnvConfig(budget=9)).reset()
+    assert fleet.charges_measuring, "the next env on the fleet charges it again"

@@ -32,7 +32,8 @@ class Garden(FleetEnv):
     """Env without training: the score is the base plus the worth of active seeds."""
 
     def __init__(self, num_hosts: int, group: int = 1) -> None:
-        self.fleet = SimpleNamespace(num_hosts=num_hosts, device=torch.device("cpu"))
+        everyone = torch.ones(num_hosts, dtype=torch.bool)
+        self.fleet = SimpleNamespace(num_hosts=num_hosts, device=torch.device("cpu"), everyone=everyone)
         self.config = EnvConfig(episode=EPISODE, group=group)
         self.groups = torch.arange(num_hosts) // group
         self.space, self.gates = ActionSpace(("s0", "s1"), ("a", "b", "c")), LifecycleConfig(embargo=1)

@@ -33,6 +33,11 @@ def thorough(sitting: Sitting) -> bool:
     return sitting.config.thorough
 
 
+def at_unequal_compute(sitting: Sitting) -> bool:
+    """In thorough exams whose episodes are counted in epochs: on a budget, all arms spend the same anyway."""
+    return sitting.config.thorough and sitting.fleet.env.budget is None
+
+
 def with_plans(sitting: Sitting) -> bool:
     """Where plans are searched for."""
     return sitting.config.plans > 0
@@ -126,7 +131,7 @@ ARMS: tuple[Arm, ...] = (
         does="never grows, but trains for as many epochs as the FLOPs of the policy would have paid for",
         play=derived.longer,
         needs=(NEVER,),
-        when=thorough,
+        when=at_unequal_compute,
     ),
     Arm(
         name="static",
@@ -139,7 +144,7 @@ ARMS: tuple[Arm, ...] = (
         does="the topologies that the policy grew, from scratch, for as many FLOPs",
         play=derived.static_longer,
         needs=("static",),
-        when=thorough,
+        when=at_unequal_compute,
     ),
     Arm(name="replay", does="the actions of the policy on other hosts", play=derived.replay, when=thorough),
     Arm(

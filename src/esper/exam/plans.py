@@ -28,7 +28,7 @@ def random_candidates(sitting: Sitting) -> list[FixedPlan]:
 
 def grid_plans(sitting: Sitting) -> list[FixedPlan]:
     """Return all plans of a single seed at two times, and `config.plans` pairs of them."""
-    setting, times = sitting.hosts.example.setting, (0, sitting.fleet.env.episode // 4)
+    setting, times = sitting.hosts.example.setting, (0, sitting.fleet.env.decisions // 4)
     return [
         *single_plans(setting, times),
         *pair_plans(setting, times, sitting.config.plans, _rng_seed(sitting)),

@@ -65,7 +65,7 @@ class Sitting:
         runs = [self.run(self.hosts.scored(lr, episode), policy, name) for policy in policies]
         plan = policies[0] if isinstance(policies[0], FixedPlan) else None
         searched = plan.searched if isinstance(plan, ChosenPlan) else 0
-        epochs = episode or self.fleet.env.episode
+        epochs = episode or self.fleet.env.decisions
         return ArmResult(name, runs, epochs, lr, searched, plan="" if plan is None else str(plan))
 
     def run(self, env: FleetEnv, policy: Policy, name: str) -> ArmRun:

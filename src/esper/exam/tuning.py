@@ -52,7 +52,7 @@ class Tuner:
             found = [self.tried(nth, hosts, episode, n) for n, nth in enumerate(zip(*arms, strict=True))]
             return [self.best_rate(by_training) for by_training in zip(*found, strict=True)]
 
-        epochs = episode or self.hosts.fleet.env.episode
+        epochs = episode or self.hosts.fleet.env.decisions
         return self.chosen(f"learning rates of {', '.join(arm[0].name for arm in arms)}, {epochs} epochs", choose)
 
     def best_rate(self, tried: Sequence[Sequence[float]]) -> float:

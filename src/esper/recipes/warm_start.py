@@ -86,13 +86,13 @@ def show(
     best, lives, rounds = [LearnedPolicy(before)] if before else [], 0, 0
     if tried := contestants(recipe, fleet, places.env(hosts, 1, Band.SHOW).setting, before):
         rounds = num_rounds(len(tried), start.best)
-        counter = _Rounds(places, rounds, fleet.env.episode, progress)
+        counter = _Rounds(places, rounds, fleet.env.decisions, progress)
         best, lives = successive_halving(counter.build, tried, rent, start.hosts, start.best, on_step=counter.step)
     progress("recording episodes", rounds, rounds + 1)
     env = places.env(hosts if len(best) == 1 else start.lives, len(best), Band.SHOW)
     episodes = record_episodes(env, best, controller, rent, recipe.learn.reward, rng_seed)
     lives += env.fleet.num_hosts
-    return Shown(best, episodes, Took(lives, fleet.env.episode * lives))
+    return Shown(best, episodes, Took(lives, fleet.env.decisions * lives))
 
 
 def contestants(recipe: Recipe, fleet: FleetConfig, setting: Setting, before: Controller | None) -> list[Policy]:

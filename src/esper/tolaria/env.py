@@ -135,6 +135,9 @@ class FleetEnv:
         >>> outcome = esper.evaluate(env, esper.Heuristic(), rent=0.02)
     """
 
+    charges_measuring = True
+    """Whether hosts are charged for measuring the contribution of their seeds."""
+
     def __init__(
         self,
         fleet: Fleet,
@@ -165,7 +168,7 @@ class FleetEnv:
     def reset(self) -> Signals:
         """Replace all hosts by fresh ones and return their first signals."""
         age = self.groups % self.config.episode if self.config.staggered else torch.zeros_like(self.groups)
-        self.fleet.budget = self.life()
+        self.fleet.budget, self.fleet.charges_measuring = self.life(), self.charges_measuring
         everyone = torch.ones_like(self.state.sibling)
         state, measured = self.renew(self.state._replace(age=age), everyone, everyone)
         self.state = state._replace(good=Good(self.fleet.state, self.fleet.vitals, measured))
@@ -234,7 +237,8 @@ class FleetEnv:
         """Return what an epoch costs in a state, contributions included, divided by that of a bare host."""
         fleet, cost = self.fleet, epoch_cost(self.fleet.costs, state)
         trained = fleet.num_steps * fleet.config.batch_size
-        epoch = trained * cost.step + len(fleet.validation_data.x) * cost.counterfactuals
+        measured = len(fleet.validation_data.x) * self.charges_measuring
+        epoch = trained * cost.step + measured * cost.counterfactuals
         return epoch / (trained * fleet.costs.host.train)
 
     def life(self) -> Float[Tensor, " N"] | None:
@@ -246,7 +250,7 @@ class FleetEnv:
 
     def flops(self) -> Int[Tensor, " N"]:
         """Return the FLOPs of the last epoch of each host, validation included."""
-        return self.fleet.flops()
+        return self.fleet.flops(self.charges_measuring)
 
     def step(self, actions: Int[Tensor, "N H"]) -> Step:
         """Apply an action to every host, train for one epoch, and replace the hosts whose episode has ended.

@@ -129,6 +129,8 @@ class Fleet:
         self.pulls = torch.zeros_like(self.state.alpha, dtype=engine.dtype)
         self.budget: Float[Tensor, " N"] | None = None
         """FLOPs of each host's life; None if lives are counted in epochs. Set by the env."""
+        self.charges_measuring = True
+        """Whether measuring the contribution of seeds is paid for out of the budget. Set by the env."""
         self.spent = torch.zeros_like(self.lr)
         """FLOPs that each host has spent of its budget."""
         self.over = torch.zeros_like(self.everyone)
@@ -305,8 +307,8 @@ class Fleet:
         """Return what every host can afford in its next epoch; None if lives are counted in epochs."""
         if self.budget is None:
             return None
-        cost, size = epoch_cost(self.costs, self.state), self.config.batch_size
-        return paced(self.budget, self.spent, cost, size, self.num_steps, len(self.validation_data.x))
+        cost, measured = epoch_cost(self.costs, self.state), len(self.validation_data.x) * self.charges_measuring
+        return paced(self.budget, self.spent, cost, self.config.batch_size, self.num_steps, measured)
 
     def train_epoch(
         self, known: Known | None = None, pace: Pace | None = None
@@ -336,13 +338,10 @@ class Fleet:
                 program.graph.replay()
         if pace is None:
             return losses / num_steps, {name: norm / num_steps for name, norm in norms.items()}, pulls / num_steps
-        steps = {None: pace.steps} | {kind: pace.steps[self.hosts_of(kind)] for kind in self.buckets}
-        means = {name: norm / steps[name].to(norm.dtype) for name, norm in norms.items()}
+        hosts = {kind: upload(np.maximum(bucket.hosts, 0), self.device) for kind, bucket in self.buckets.items()}
+        made = {None: pace.steps} | {kind: pace.steps[rows] for kind, rows in hosts.items()}
+        means = {name: norm / made[name].to(norm.dtype) for name, norm in norms.items()}
         return losses / pace.steps, means, pulls / pace.steps[:, None]
-
-    def hosts_of(self, kind: Kind) -> Int[Tensor, " R"]:
-        """Return the host of each row of a bucket; free rows point at host 0."""
-        return upload(np.maximum(self.buckets[kind].hosts, 0), self.device)
 
     def recorded(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Program | None:
         """Return the captured program for these inputs, or None if this fleet does not capture programs."""

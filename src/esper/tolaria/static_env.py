@@ -1,8 +1,6 @@
 """Train grown topologies from scratch: hosts that have all their seeds from the first epoch."""
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from esper.kasmina.lifecycle import empty_slots
 from esper.leyline.lifecycle import Stage
@@ -14,16 +12,15 @@ from esper.tolaria.fleet import Fleet
 class StaticEnv(FleetEnv):
     """An environment whose hosts start with the seeds of a given topology, fossilized, with fresh weights.
 
-    Seeds keep the alpha they had in the topology. A failed host is replaced by a bare one.
+    Seeds keep the alpha they had in the topology. A failed host is replaced by a bare one. Measuring
+    contributions is not charged: no decision depends on them.
     """
+
+    charges_measuring = False
 
     def __init__(self, fleet: Fleet, topology: SlotState, config: EnvConfig, test: Split | None = None) -> None:
         super().__init__(fleet, config, test)
         self.topology = topology
-
-    def flops(self) -> Int[Tensor, " N"]:
-        """Return the FLOPs of the last epoch, without counterfactuals: no decision depends on them."""
-        return self.fleet.flops(counterfactuals=False)
 
     def reset(self) -> Signals:
         """Replace all hosts by fresh ones with the topology's seeds, and return their first signals."""
