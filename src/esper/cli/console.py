@@ -56,13 +56,15 @@ def exam_table(exam: ExamReport, columns: Sequence[str] = COLUMNS) -> Table:
     """Return the table of an exam: one row for each arm."""
     title = Text(f"{exam.setting}: {exam.hosts} fresh hosts, {exam.data} data", "bold")
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
-    table.caption, table.caption_justify = Text(about(exam)) if about(exam) else None, "left"
+    below = about(exam)
+    table.caption, table.caption_justify = Text(below) if below else None, "left"
     table.add_column("policy", overflow="fold", max_width=24)
     for name in headings(exam, columns):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for arm in exam.arms:
         color = {"better": "green", "worse": "red", "level": ""}[arm.verdict]
-        texts = (Text(cells(arm)[column], color if column == "ahead" else "") for column in columns)
+        told = cells(arm)
+        texts = (Text(told[column], color if column == "ahead" else "") for column in columns)
         table.add_row(Text(arm.name), *texts, Text(arm.verdict if arm.difference else "", color))
     return table

@@ -37,7 +37,7 @@ class Sitting:
         choices: Choices | None = None,
         where: str = "",
     ) -> None:
-        self.recipe, self.fleet, self.config, self.where = recipe, fleet, config, where
+        self.recipe, self.fleet, self.config = recipe, fleet, config
         self.rent = recipe.learn.rent.end if config.price is None else config.price
         self.rng_seed = recipe.learn.rng_seed
         self.hosts = Hosts(fleet, recipe.engine, config)

@@ -7,6 +7,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from esper.growth.growth import Growth
 from esper.leyline.errors import EsperError
+from esper.tolaria.budget import DECAY, WARMUP
 
 
 class WarmupStableDecay(LRScheduler):
@@ -19,7 +20,7 @@ class WarmupStableDecay(LRScheduler):
         decay: Share of the budget over which it falls to zero at the end.
     """
 
-    def __init__(self, optimizer: Optimizer, growth: Growth, warmup: float = 0.02, decay: float = 0.2) -> None:
+    def __init__(self, optimizer: Optimizer, growth: Growth, warmup: float = WARMUP, decay: float = DECAY) -> None:
         for name, share in (("warmup", warmup), ("decay", decay)):
             if not 0 <= share <= 1:
                 raise EsperError(f"{name} must be a share from 0 to 1, not {share}")

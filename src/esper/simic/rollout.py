@@ -128,6 +128,7 @@ class Collector:
         self.blueprints = torch.cat([self._described(env) for env in envs])
         offsets = torch.tensor([0, *(int(env.groups.max()) + 1 for env in envs)]).cumsum(0)
         self.groups = torch.cat([env.groups + offset for env, offset in zip(envs, offsets.tolist(), strict=False)])
+        self.prices = torch.tensor(config.prices, device=self.device)  # once: a copy to a device waits
         self.decisions = 0
         self.states: Sequence[LifeState] = []
         self.memory = controller.blank(sum(self.sizes), self.device)
@@ -165,8 +166,7 @@ class Collector:
             return [rent] * len(self.envs)
         places = torch.arange(sum(self.sizes), device=self.device)
         chosen = uniform(key(key(self.rng_seed, Purpose.PRICE, self.decisions), places), 1)[:, 0]
-        prices = torch.tensor(self.config.prices, device=self.device)
-        return prices[(chosen * len(prices)).long()].split(self.sizes)
+        return self.prices[(chosen * len(self.prices)).long()].split(self.sizes)
 
     def draws(self) -> Float[Tensor, "N A"]:
         """Draw uniform numbers for every choice of every host."""

@@ -273,7 +273,8 @@ class HostTrainer:
     @contextmanager
     def frozen_but(self, slot: int) -> Iterator[None]:
         """Let gradients reach no weights but those of the seed in a slot."""
-        others = set(self.host.parameters()) - set(self.host.slot(slot).parameters())
+        trained = {p for p in self.host.parameters() if p.requires_grad}
+        others = trained - set(self.host.slot(slot).parameters())
         for p in others:
             p.requires_grad_(False)
         try:
