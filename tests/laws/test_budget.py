@@ -14,7 +14,7 @@ from esper.simic.evaluation import evaluate
 from esper.simic.lives import episode
 from esper.tamiyo.features import HOST_FEATURES, View, column_names, empty_history, features
 from esper.tamiyo.policies import FixedPlan, Heuristic, Never, PlanStep, in_first_half
-from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, TrainConfig
+from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, TrainConfig, load_training, save_training
 from esper.tolaria.budget import DECAY, WARMUP, paced
 from esper.tolaria.checkpoint import env_description, env_tensors, restore_env
 from esper.tolaria.static_env import StaticEnv
@@ -237,3 +237,17 @@ def test_hosts_from_scratch_do_not_pay_for_measuring():
     assert first.pace.tolist() == pytest.approx([cost[0] / cost[1], 1])
     FleetEnv(fleet, EnvConfig(budget=9)).reset()
     assert fleet.charges_measuring, "the next env on the fleet charges it again"
+
+
+def test_a_saved_host_goes_on_with_what_is_left_of_its_budget(tmp_path):
+    trainer, again = toy_trainer("mlp"), toy_trainer("mlp")
+    trainer.budget = 3.5 * 192 * trainer.costs.host.train
+    wait = trainer.space.action()
+    for _ in range(2):
+        trainer.decide(wait)
+    save_training(tmp_path / "host.safetensors", trainer)
+    load_training(tmp_path / "host.safetensors", again)
+    assert again.spent == trainer.spent > 0
+    for _ in range(2):
+        assert again.decide(wait) == trainer.decide(wait)
+    assert again.spent == trainer.spent == pytest.approx(trainer.budget)

@@ -39,6 +39,7 @@ def save_training(path: str | Path, trainer: HostTrainer) -> None:
     tensors |= optimizer_tensors(trainer.optimizer)
     description = topology(trainer.host) | settings(trainer)
     description |= {"blueprints": trainer.space.blueprints, "rng_seed": trainer.rng_seed, "epoch": trainer.epoch}
+    description |= {"budget": trainer.budget, "spent": trainer.spent}
     write(path, TRAINING_FORMAT, tensors, description)
 
 
@@ -82,9 +83,11 @@ def load_training(path: str | Path, trainer: HostTrainer) -> None:
         if wrong := problems(SlotState(**state), trainer.space.sizes):
             raise FileError(f"{path} is damaged: {wrong[0]}")
         rng_seed, epoch = int(description["rng_seed"]), int(description["epoch"])
+        budget, spent = description.get("budget"), float(description.get("spent", 0.0))  # absent from older files
     trainer.host, trainer.optimizer = host, optimizer
     trainer.state, trainer.vitals = SlotState(**state), Vitals(**vitals)
     trainer.rng_seed, trainer.epoch = rng_seed, epoch
+    trainer.budget, trainer.spent = budget, spent
 
 
 def optimizer_tensors(optimizer: Optimizer) -> Tensors:
