@@ -4,7 +4,7 @@ import torch
 
 from esper.kasmina.blueprints import blueprint_names
 from esper.kasmina.hosts import host_kind, host_kinds
-from esper.leyline.actions import STYLES, Graft, Head, Op
+from esper.leyline.actions import GRAFTS, STYLES, Graft, Head, Op
 from esper.leyline.objectives import CLASSIFICATION, LANGUAGE
 from esper.leyline.specs import HostSpec, Stream, TaskSpec
 from esper.leyline.state import Split, Task
@@ -15,12 +15,16 @@ SPECS = {
     "cnn1d": HostSpec("cnn1d", (12, 2), 3, (4, 6)),
     "cnn2d": HostSpec("cnn2d", (6, 7, 1), 3, (4, 6)),
     "transformer": HostSpec("transformer", (6,), 5, (8, 8)),
+    "gpt": HostSpec("gpt", (6,), 5, (8,), slots=2),
+    "resnet": HostSpec("resnet", (6, 7, 1), 3, (4, 6)),
 }
 assert set(SPECS) == set(host_kinds()), "every kind of host needs a toy"
 
-STYLE_OF = {graft: next(name for name, style in STYLES.items() if style.graft is graft) for graft in Graft}
-SEEDS = [(kind, name, graft) for kind in SPECS for name in blueprint_names(host_kind(kind).stream) for graft in Graft]
+STYLE_OF = {graft: next(name for name, style in STYLES.items() if style.graft is graft) for graft in GRAFTS}
+SEEDS = [(kind, name, graft) for kind in SPECS for name in blueprint_names(host_kind(kind).stream) for graft in GRAFTS]
 """Every host × blueprint × style."""
+CHAINS = [kind for kind in SPECS if host_kind(kind).block is not None]
+"""The kinds of hosts that can grow twins."""
 
 
 def toy_task(kind: str, examples: int = 192, validation: int = 64, dtype: torch.dtype = torch.float32) -> Task:

@@ -16,8 +16,11 @@ HOSTS = {
     "cnn1d": 6 * (5 * 2 * 4) + 3 * (5 * 4 * 6) + 6 * 3,
     "cnn2d": 6 * 7 * (9 * 1 * 4) + 3 * 3 * (9 * 4 * 6) + 6 * 3,
     "transformer": 2 * BLOCK + TOKENS * 8 * 5,
+    "gpt": BLOCK + 2 * TOKENS * 8 * (32 - 8) + TOKENS * 8 * 5,
+    "resnet": 6 * 7 * 9 * (1 * 4 + 2 * 4 * 4) + 3 * 4 * 9 * (4 * 6 + 2 * 6 * 6) + 6 * 3,
 }
-FIRST = {"mlp": 6 * 8, "cnn1d": 6 * (5 * 2 * 4), "cnn2d": 6 * 7 * (9 * 1 * 4), "transformer": 0}
+FIRST = {"mlp": 6 * 8, "cnn1d": 6 * (5 * 2 * 4), "cnn2d": 6 * 7 * (9 * 1 * 4), "transformer": 0, "gpt": 0}
+FIRST["resnet"] = FIRST["cnn2d"]
 """The layer that sees the data, whose gradient is not needed."""
 
 
@@ -37,6 +40,7 @@ def test_a_gate_costs_something_and_the_other_grafts_nothing():
         Graft.ADD: through,
         Graft.MULTIPLY: through,
         Graft.GATE: through + 2 * 8,
+        Graft.REPLACE: through,
     }
     assert cost[Graft.ADD] == (through, 3 * through, 2 * through + through // 2, 2 * through)
 

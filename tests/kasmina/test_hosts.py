@@ -17,16 +17,18 @@ from esper.leyline.specs import HostSpec
 from esper.tolaria import Fleet, HostTrainer
 from toys import SPECS, toy_task
 
+TOKENS = ("transformer", "gpt")
+
 
 @pytest.mark.parametrize("kind", SPECS)
 def test_a_host_answers_every_example(kind):
     spec = SPECS[kind]
     host = build_host(spec)
-    x = torch.zeros(5, *spec.inputs, dtype=torch.long if kind == "transformer" else None)
-    expected = (5, *spec.inputs, spec.outputs) if kind == "transformer" else (5, spec.outputs)
+    x = torch.zeros(5, *spec.inputs, dtype=torch.long if kind in TOKENS else None)
+    expected = (5, *spec.inputs, spec.outputs) if kind in TOKENS else (5, spec.outputs)
     assert host(x).shape == expected
-    assert len(host.slots) == len(spec.widths)
-    assert [slot.channels for slot in host.slot_specs] == list(spec.widths)
+    assert len(host.slots) == spec.slots * len(spec.widths)
+    assert [slot.channels for slot in host.slot_specs] == [width for width in spec.widths for _ in range(spec.slots)]
 
 
 @pytest.mark.parametrize("kind", SPECS)
@@ -66,7 +68,7 @@ def test_building_a_host_never_disturbs_the_random_state(kind):
 @pytest.mark.parametrize("kind", SPECS)
 def test_initial_streams_are_neither_dead_nor_wild(kind, rng):
     spec = SPECS[kind]
-    if kind == "transformer":
+    if kind in TOKENS:
         x = torch.randint(spec.outputs, (64, *spec.inputs), generator=rng)
     else:
         x = torch.randn(64, *spec.inputs, generator=rng)
@@ -77,11 +79,15 @@ def test_initial_streams_are_neither_dead_nor_wild(kind, rng):
 def test_the_weak_presets():
     """Their parameters, counted by hand: segments, and the head behind them."""
     transformer_block = (32 + 16 * 48 + 16 * 16 + 16) + (32 + 2 * (16 * 16 + 16))
+    gpt_block = (64 + 32 * 96 + 32 * 32 + 32) + (64 + 32 * 128 + 128 + 128 * 32 + 32)
+    residual_blocks = [(2 * c + 9 * c * c) + (2 * c + 9 * c * c + c) for c in (8, 16)]
     expected = {
         "mlp": ((16,), (16 * 8 + 8) + (8 * 8 + 8) + (8 * 10 + 10)),
         "cnn1d": ((40, 1), (5 * 8 + 16) + 2 * (5 * 8 * 8 + 16) + (8 * 10 + 10)),
         "cnn2d": ((8, 8, 1), (9 * 8 + 16) + 2 * (9 * 8 * 8 + 16) + (8 * 10 + 10)),
         "transformer": ((64,), (10 * 16 + 64 * 16) + 2 * transformer_block + (32 + 16 * 10 + 10)),
+        "gpt": ((64,), (10 * 32 + 64 * 32) + 2 * gpt_block + (64 + 32 * 10 + 10)),
+        "resnet": ((8, 8, 1), 9 * 8 + 9 * 8 * 16 + sum(residual_blocks) + (2 * 16 + 16 * 10 + 10)),
     }
     for kind in host_kinds():
         inputs, parameters = expected[kind]
@@ -132,6 +138,24 @@ def plain_transformer(x, p):
     return functional.linear(norm(x, p), next(p), next(p))
 
 
+def plain_resnet(x, p):
+    """The second block continues the first stage; the third begins another."""
+    x = x.movedim(-1, 1)
+    for new_stage, stride in ((True, 1), (False, 1), (True, 2)):
+        if new_stage:
+            x = functional.conv2d(x, kernel(p), stride=stride, padding=1)
+        body = functional.group_norm(x, 2, next(p), next(p)).relu()
+        body = functional.conv2d(body, kernel(p), padding=1)
+        body = functional.group_norm(body, 2, next(p), next(p)).relu()
+        x = x + functional.conv2d(body, kernel(p), next(p), padding=1)
+    x = functional.group_norm(x, 2, next(p), next(p)).relu()
+    return functional.linear(x.mean((2, 3)), next(p), next(p))
+
+
+def kernel(p):
+    return next(p).movedim((-1, -2), (0, 1))
+
+
 def norm(x, p):
     return functional.layer_norm(x, x.shape[-1:], next(p), next(p))
 
@@ -141,6 +165,8 @@ PLAIN = {
     "cnn1d": (HostSpec("cnn1d", (11, 2), 3, (8, 10)), plain_cnn1d),
     "cnn2d": (HostSpec("cnn2d", (8, 9, 2), 3, (8, 10)), plain_cnn2d),
     "transformer": (HostSpec("transformer", (6,), 5, (32, 32)), plain_transformer),
+    "gpt": (HostSpec("gpt", (6,), 5, (32, 32), slots=3), plain_transformer),
+    "resnet": (HostSpec("resnet", (8, 9, 2), 3, (8, 8, 10)), plain_resnet),
 }
 
 
@@ -151,10 +177,48 @@ def test_a_bare_host_is_the_plain_network_it_says_it_is(kind, rng):
     for p in host.parameters():
         p.data.uniform_(-1, 1, generator=rng)
     x = torch.randn(4, *spec.inputs, generator=rng, dtype=torch.float64)
-    x = torch.randint(5, (4, *spec.inputs), generator=rng) if kind == "transformer" else x
+    x = torch.randint(5, (4, *spec.inputs), generator=rng) if kind in TOKENS else x
     parameters = iter(list(host.parameters()))
     torch.testing.assert_close(host(x), plain(x, parameters))
     assert next(parameters, None) is None
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+@pytest.mark.parametrize("kind", SPECS)
+def test_several_slots_behind_a_segment_change_nothing_else(kind, slots, rng):
+    """The same weights, the same outputs, and as many slots behind every segment but the last."""
+    one = build_host(HostSpec(kind, SPECS[kind].inputs, 5, (8, 8)), rng_seed=3)
+    several = build_host(HostSpec(kind, SPECS[kind].inputs, 5, (8, 8), slots=slots), rng_seed=3)
+    x = torch.randn(4, *one.spec.inputs, generator=rng)
+    x = torch.randint(5, x.shape, generator=rng) if kind in TOKENS else x
+    assert torch.equal(one(x), several(x))
+    shapes = [slot.shape for slot in one.slot_specs]
+    assert [slot.shape for slot in several.slot_specs] == [shape for shape in shapes for _ in range(slots)]
+    assert several.space.slots == tuple(f"s{i}" for i in range(2 * slots))
+    assert several.blocks == tuple(block for block in one.blocks for _ in range(slots))
+
+
+def test_a_block_of_ones_own_can_be_copied():
+    """At the end of every segment, wherever a sequence hides it; a segment that ends otherwise is refused."""
+
+    def build(spec):
+        deep = nn.Sequential(nn.Linear(4, 6), nn.Sequential(nn.ReLU(), nn.Linear(6, 6)))
+        return [deep, nn.Linear(6, 6), nn.Linear(6, spec.outputs)]
+
+    register_host("mine", build, "vector", block=lambda channels: nn.Linear(channels, channels))
+    register_host("odd", lambda spec: build(spec)[::2], "vector", block=lambda channels: nn.Linear(channels, 3))
+    try:
+        host = build_host(HostSpec("mine", (4,), 2, (6, 6)))
+        assert host.blocks == ("segments.0.1.1", "segments.1")
+        assert host.space.blueprints[-1] == "twin"
+        assert build_seed(host.slot_specs[0], "twin", Graft.REPLACE).f.weight.shape == (6, 6)
+        with pytest.raises(EsperError, match=r"segments.0.1.1 of host 'odd' does not end with its block"):
+            build_host(HostSpec("odd", (4,), 2, (6,)))
+    finally:
+        unregister_host("mine")
+        unregister_host("odd")
+    with pytest.raises(EsperError, match="slot 's0' has no block in front of it that could be copied"):
+        build_seed(build_host(SPECS["mlp"]).slot_specs[0], "twin", Graft.REPLACE)
 
 
 def test_a_host_of_ones_own_in_one_line():
@@ -172,6 +236,7 @@ def test_a_host_of_ones_own_in_one_line():
 
 
 NEEDS = {"cnn1d": "(length, channels)", "cnn2d": "(height, width, channels)", "transformer": "(context,)"}
+NEEDS |= {"resnet": NEEDS["cnn2d"], "gpt": NEEDS["transformer"]}
 SHAPES = [(2,), (40, 1), (8, 8, 1), (4, 8, 8, 1)]
 
 
@@ -194,7 +259,7 @@ def test_inputs_of_another_shape_are_refused_with_the_shape_that_is_needed(kind,
 @pytest.mark.parametrize("kind", SPECS)
 def test_tokens_and_numbers_are_not_taken_for_each_other(kind):
     """By hosts alone and in fleets, before anything is trained."""
-    tokens = kind == "transformer"
+    tokens = kind in TOKENS
     task = toy_task(kind)
     x = task.train.x.float() if tokens else task.train.x.long()
     task = task._replace(train=task.train._replace(x=x))

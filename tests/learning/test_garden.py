@@ -73,7 +73,7 @@ class Garden(FleetEnv):
         )
 
     def step(self, actions: torch.Tensor) -> Step:
-        state, refused = apply(self.state, actions, legal(self.state, self.vitals, self.gates), self.space.sizes)
+        state, refused = apply(self.state, actions, self.vitals, self.gates, self.space)
         self.state, self.age = tick(state, self.vitals, self.gates), self.age + 1
         final, over = self.look(), self.age >= EPISODE
         signals = final

@@ -6,6 +6,7 @@ from esper.leyline.actions import (
     ALPHA_SPEEDS,
     ALPHA_TARGETS,
     FIXED_CHOICES,
+    GRAFTS,
     STYLES,
     TEMPOS,
     ActionSpace,
@@ -43,7 +44,7 @@ def test_enums_are_indices():
 def test_every_head_has_choices_and_a_listener():
     assert FIXED_CHOICES.keys() | {Head.SLOT, Head.BLUEPRINT} == set(Head)
     assert set().union(*(op.heads for op in Op)) == set(Head)
-    assert {style.graft for style in STYLES.values()} == set(Graft)
+    assert set(GRAFTS) == set(Graft) - {Graft.REPLACE}
 
 
 @pytest.mark.parametrize("slots", [1, 3, 5])

@@ -60,7 +60,7 @@ def delta(graft: Graft, host: Tensor, f: Tensor, g: Tensor | None = None) -> Ten
     if graft is Graft.GATE:
         assert g is not None
         return torch.sigmoid(g) * f
-    return f
+    return f - host if graft is Graft.REPLACE else f
 
 
 def blend(host: Tensor, delta: Tensor, alpha: float | Tensor) -> Tensor:

@@ -87,7 +87,9 @@ def seed_cost(slot: SlotSpec, blueprint: str, graft: Graft) -> PassCost:
 def _rest_cost(spec: HostSpec, slot: int) -> PassCost:
     """Count the passes of the bare segments behind a slot."""
     host = build_host(spec)
-    return _counted(nn.Sequential(*host.segments[slot + 1 :]), torch.zeros(1, *host.slot_specs[slot].shape))
+    return _counted(
+        nn.Sequential(*host.segments[slot // spec.slots + 1 :]), torch.zeros(1, *host.slot_specs[slot].shape)
+    )
 
 
 def cost_table(spec: HostSpec, device: torch.device) -> CostTable:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from esper.leyline.actions import Graft
 from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Gate
 from esper.leyline.state import NO_BLUEPRINT, SlotState, Vitals
@@ -26,7 +27,7 @@ class LifecycleConfig:
     min_training: int = 1
     """Epochs of silent training before ADVANCE may start the blend."""
     training: int = 3
-    """Epochs of silent training after which the blend starts by itself, with auto_advance."""
+    """Epochs of silent training after which the blend starts by itself, with auto_advance. 0: without any."""
     min_holding: int = 1
     """Epochs at the alpha target before FOSSILIZE is legal."""
     min_contribution: float = 0.0
@@ -46,11 +47,16 @@ class LifecycleConfig:
             raise EsperError(f"training must be at least min_training ({self.min_training}), not {self.training}")
 
 
+def needs_training(state: SlotState, config: LifecycleConfig) -> Bool[Tensor, "N S"]:
+    """Return which seeds train silently before they are blended in: all but twins, unless `training` is 0."""
+    return (state.graft != Graft.REPLACE) & (config.training > 0)
+
+
 GateFunction = Callable[[SlotState, Vitals, LifecycleConfig], Bool[Tensor, "N S"]]
 
 GATES: dict[Gate, GateFunction] = {
     Gate.SANE: lambda s, v, c: v.sane[:, None].expand_as(s.stage),
-    Gate.PLANTED: lambda s, v, c: (s.blueprint != NO_BLUEPRINT) & v.healthy,
+    Gate.PLANTED: lambda s, v, c: (s.blueprint != NO_BLUEPRINT) & v.healthy & needs_training(s, c),
     Gate.TRAINED: lambda s, v, c: (s.age >= c.min_training) & v.healthy,
     Gate.SETTLED: lambda s, v, c: s.alpha == s.alpha_target,
     Gate.WORTHY: lambda s, v, c: (s.age >= c.min_holding) & (v.contribution > c.min_contribution),
@@ -58,4 +64,5 @@ GATES: dict[Gate, GateFunction] = {
     Gate.FADED: lambda s, v, c: (s.alpha == 0) | (s.ramp_elapsed >= s.ramp_epochs - 1),
     Gate.RESTED: lambda s, v, c: s.age >= c.embargo,
     Gate.OPEN: lambda s, v, c: torch.ones_like(s.stage, dtype=torch.bool),
+    Gate.READY: lambda s, v, c: (s.blueprint != NO_BLUEPRINT) & v.healthy & ~needs_training(s, c),
 }

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from esper.kasmina.birth import load_newborn
 from esper.kasmina.host import Host
-from esper.kasmina.layers import CausalAttention, Conv, Embedding, Linear, MeanOverSpace, Norm, Pool
+from esper.kasmina.blueprints.twins import blocks
+from esper.kasmina.layers import CausalAttention, Conv, Embedding, Linear, MeanOverSpace, Norm, Pool, Residual
 from esper.leyline.errors import EsperError, unknown
 from esper.leyline.rng import Purpose, isolated, key
 from esper.leyline.specs import HostSpec, Stream
@@ -60,14 +61,53 @@ class TransformerBlock(nn.Module):
         return x + self.mlp(x)
 
 
-def transformer(spec: HostSpec) -> list[nn.Module]:
+def transformer(spec: HostSpec, block: Callable[[int], nn.Module] = TransformerBlock) -> list[nn.Module]:
     """Return a causal transformer: embeddings, one block per width, then a norm and a linear head."""
     if len(set(spec.widths)) > 1:
         raise EsperError(f"widths of a transformer must be equal, not {list(spec.widths)}: repeat one width per block")
     width = spec.widths[0]
-    blocks: list[nn.Module] = [TransformerBlock(width) for _ in spec.widths]
+    blocks: list[nn.Module] = [block(width) for _ in spec.widths]
     blocks[0] = nn.Sequential(Embedding(spec.outputs, spec.inputs[0], width), blocks[0])
     return [*blocks, nn.Sequential(Norm(width), Linear(width, spec.outputs))]
+
+
+def gpt_block(width: int) -> nn.Module:
+    """Return a pre-norm transformer block whose hidden layer is four times as wide as its stream."""
+    heads = width // 16 if width >= 16 and width % (width // 16) == 0 else 1
+    return nn.Sequential(
+        Residual(Norm(width), CausalAttention(width, heads=heads)),
+        Residual(Norm(width), Linear(width, 4 * width), nn.GELU(), Linear(4 * width, width)),
+    )
+
+
+def gpt(spec: HostSpec) -> list[nn.Module]:
+    """Return a causal transformer with hidden layers four times as wide as its stream, whose blocks can be copied."""
+    return transformer(spec, gpt_block)
+
+
+def residual_block(channels: int) -> nn.Module:
+    """Return a pre-activation residual block of two convolutions."""
+    return Residual(
+        Norm(channels, space=True, relu=True),
+        Conv(channels, channels, (3, 3), bias=False),
+        Norm(channels, space=True, relu=True),
+        Conv(channels, channels, (3, 3)),
+    )
+
+
+def resnet(spec: HostSpec) -> list[nn.Module]:
+    """Return a residual 2-D CNN: one residual block per width, whose blocks can be copied, then mean pooling and a head.
+
+    A new width begins a stage: a convolution changes the channels and, but for the first, halves height and width.
+    """
+    channels, blocks = (spec.inputs[-1], *spec.widths), []
+    for n, (a, b) in enumerate(pairwise(channels)):
+        is_new = n == 0 or a != b
+        stem = [Conv(a, b, (3, 3), stride=1 if n == 0 else 2, bias=False)] if is_new else []
+        blocks.append(nn.Sequential(*stem, residual_block(b)))
+    width = channels[-1]
+    head = nn.Sequential(Norm(width, space=True, relu=True), MeanOverSpace(), Linear(width, spec.outputs))
+    return [*blocks, head]
 
 
 @dataclass(frozen=True)
@@ -80,6 +120,8 @@ class HostKind:
     """Widths of a host that is small enough for growth to help."""
     axes: tuple[str, ...] | None = None
     """Names of the axes of one example, as error messages show them. None: any shape."""
+    block: Callable[[int], nn.Module] | None = None
+    """Builds the block that every segment but the last ends with, for a number of channels; None: no twins."""
 
 
 _kinds: dict[str, HostKind] = {
@@ -87,10 +129,30 @@ _kinds: dict[str, HostKind] = {
     "cnn1d": HostKind(cnn1d, Stream.SIGNAL, (8, 8, 8), ("length", "channels")),
     "cnn2d": HostKind(cnn2d, Stream.IMAGE, (8, 8, 8), ("height", "width", "channels")),
     "transformer": HostKind(transformer, Stream.TOKENS, (16, 16), ("context",)),
+    "gpt": HostKind(gpt, Stream.TOKENS, (32, 32), ("context",), gpt_block),
+    "resnet": HostKind(resnet, Stream.IMAGE, (8, 16), ("height", "width", "channels"), residual_block),
 }
 
 
-def register_host(kind: str, build: Builder, stream: str, *, weak_widths: tuple[int, ...] = (8, 8)) -> None:
+def _declare(kind: str, made: HostKind) -> None:
+    """Make a kind available, and its blocks to twins."""
+    _kinds[kind] = made
+    if (build := made.block) is not None:
+        blocks[kind] = lambda slot: build(slot.channels)
+
+
+for _name, _kind in list(_kinds.items()):
+    _declare(_name, _kind)
+
+
+def register_host(
+    kind: str,
+    build: Builder,
+    stream: str,
+    *,
+    weak_widths: tuple[int, ...] = (8, 8),
+    block: Callable[[int], nn.Module] | None = None,
+) -> None:
     """Make a kind of host available to `build_host` under a name.
 
     Args:
@@ -99,6 +161,8 @@ def register_host(kind: str, build: Builder, stream: str, *, weak_widths: tuple[
             the last. Segments may not use dropout or batch statistics.
         stream: What flows between the segments: "vector", "signal", "image" or "tokens". Tokens are integers.
         weak_widths: The widths that `weak_host` gives to hosts of this kind.
+        block: A function from a number of channels to the block that every segment but the last ends with. Its output
+            has the shape of its input, and hosts can then grow twins, which are copies of it.
 
     Raises:
         EsperError: If the name is taken or the stream is unknown.
@@ -109,7 +173,7 @@ def register_host(kind: str, build: Builder, stream: str, *, weak_widths: tuple[
     """
     if kind in _kinds:
         raise EsperError(f"a host kind named {kind!r} already exists: choose another name")
-    _kinds[kind] = HostKind(build, Stream.named(stream), weak_widths)
+    _declare(kind, HostKind(build, Stream.named(stream), weak_widths, block=block))
 
 
 def unregister_host(kind: str) -> None:
@@ -123,6 +187,7 @@ def unregister_host(kind: str) -> None:
     """
     host_kind(kind)
     del _kinds[kind]
+    blocks.pop(kind, None)
 
 
 def host_kind(kind: str) -> HostKind:
@@ -137,7 +202,7 @@ def host_kinds() -> tuple[str, ...]:
 
     Example:
         >>> host_kinds()
-        ('mlp', 'cnn1d', 'cnn2d', 'transformer')
+        ('mlp', 'cnn1d', 'cnn2d', 'transformer', 'gpt', 'resnet')
     """
     return tuple(_kinds)
 
@@ -214,7 +279,7 @@ def build_host(spec: HostSpec, rng_seed: int = 0) -> Host:
     kind = host_kind(spec.kind)
 
     def build() -> Host:
-        return Host(spec, list(kind.build(spec)), kind.stream)
+        return Host(spec, list(kind.build(spec)), kind.stream, blocks.get(spec.kind))
 
     with isolated(0):
         host = build()

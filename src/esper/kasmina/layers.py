@@ -160,6 +160,13 @@ class MeanOverSpace(RowLayer):
         return x.flatten(2, -2).mean(2)
 
 
+class Residual(nn.Sequential):
+    """Layers in sequence, whose output is added to their input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
 ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU)
 
 
@@ -169,10 +176,11 @@ def run_rows(module: nn.Module, params: Params, x: Tensor) -> Tensor:
     Esper's own layers have a method for this; other modules run under vmap.
     """
     kind = type(module)
-    if kind is nn.Sequential:
+    if kind in (nn.Sequential, Residual):
+        before = x
         for name, child in module.named_children():
             x = run_rows(child, under(f"{name}.", params), x)
-        return x
+        return before + x if kind is Residual else x
     if kind in ELEMENTWISE:
         return module(x)
     if "rows" in vars(kind) and isinstance(module, RowLayer):  # a subclass may override forward

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esper.kasmina.blending import ramp
 from esper.kasmina.gates import GATES, LifecycleConfig
-from esper.leyline.actions import ALPHA_SPEEDS, ALPHA_TARGETS, STYLES, TEMPOS, Curve, Head, Op
+from esper.leyline.actions import ALPHA_SPEEDS, ALPHA_TARGETS, STYLES, TEMPOS, ActionSpace, Curve, Graft, Head, Op
 from esper.leyline.lifecycle import TRANSITIONS, Gate, Stage, Transition, Voice
 from esper.leyline.state import NO_BLUEPRINT, SlotState, Vitals
 
@@ -73,6 +73,21 @@ def speaking(state: SlotState) -> Bool[Tensor, "N S"]:
     return state.alpha > 0
 
 
+def copied_slots(state: SlotState, slot: int, first: int, twin: int) -> Int[Tensor, " N"]:
+    """Return which slot's twin a new twin in `slot` would copy; -1 where it would copy the segment's own block.
+
+    Args:
+        state: The state before the birth.
+        slot: The slot of the new twin.
+        first: The first slot behind the same segment.
+        twin: The index of the blueprint of twins.
+    """
+    stage, blueprint = (x[:, first:slot] for x in (state.stage, state.blueprint))
+    places = torch.arange(first, slot, device=stage.device)
+    is_there = (blueprint == twin) & has_voice(stage, Voice.STEADY)
+    return torch.cat([torch.where(is_there, places, -1), torch.full_like(state.stage[:, :1], -1)], 1).amax(1)
+
+
 def _open(row: Transition, state: SlotState, vitals: Vitals, config: LifecycleConfig) -> Tensor:
     return (state.stage == row.source) & GATES[row.gate](state, vitals, config)
 
@@ -128,13 +143,13 @@ def _fill(state: SlotState, where: Tensor, **values: Tensor | int | float) -> Sl
 
 
 def apply(
-    state: SlotState, action: Int[Tensor, "N H"], allowed: Bool[Tensor, "N O S"], sizes: tuple[int, ...]
+    state: SlotState, action: Int[Tensor, "N H"], vitals: Vitals, config: LifecycleConfig, space: ActionSpace
 ) -> tuple[SlotState, Bool[Tensor, " N"]]:
     """Carry out one action per host, and return the new state and which actions were refused.
 
     A refused action and WAIT change nothing; any other action moves one slot.
     """
-    ignored = refused(action, allowed, sizes)
+    ignored = refused(action, legal(state, vitals, config), space.sizes)
     slots = torch.arange(state.stage.shape[1], device=action.device)
     chosen = (action[:, Head.SLOT, None] == slots) & ~ignored[:, None]  # N S
 
@@ -144,25 +159,26 @@ def apply(
     moved = state
     for row in TRANSITIONS:
         if row.op is not None:
-            here = acts(row.op) & (state.stage == row.source)
+            here = acts(row.op) & _open(row, state, vitals, config)
             moved = _fill(moved, here, stage=int(row.target), age=0)
     moved = _retarget(moved, action, acts(Op.SET_ALPHA_TARGET), acts(Op.PRUNE))
-    return _plant(moved, action, acts(Op.GERMINATE)), ignored
+    return _plant(moved, action, acts(Op.GERMINATE), space), ignored
 
 
 def _style(action: Tensor, field: str) -> Tensor:
     return _lookup({name: getattr(style, field) for name, style in STYLES.items()}, action, Head.STYLE)
 
 
-def _plant(state: SlotState, action: Tensor, here: Tensor) -> SlotState:
-    """Plant seeds at alpha 0, with the ramp of their first blend set up."""
+def _plant(state: SlotState, action: Tensor, here: Tensor, space: ActionSpace) -> SlotState:
+    """Plant seeds at alpha 0, with the ramp of their first blend set up. A twin takes the place of the stream."""
+    blueprint = action[:, Head.BLUEPRINT, None]
     return _fill(
         state,
         here,
         seed_age=0,
         births=state.births + 1,
-        blueprint=action[:, Head.BLUEPRINT, None],
-        graft=_style(action, "graft"),
+        blueprint=blueprint,
+        graft=_style(action, "graft").where(blueprint != space.twin, int(Graft.REPLACE)),
         alpha=0.0,
         alpha_start=0.0,
         alpha_target=_lookup(ALPHA_TARGETS, action, Head.ALPHA_TARGET),

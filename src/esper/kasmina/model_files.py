@@ -1,7 +1,6 @@
 """Save and load grown hosts: weights of the host and its seeds, and which seed is in which slot."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ from esper.kasmina.host import Host
 from esper.kasmina.slots import build_seed
 from esper.leyline.actions import Graft
 from esper.leyline.rng import isolated
-from esper.leyline.tensor_files import Tensors, fits, match, parsing, read, write
+from esper.leyline.tensor_files import Tensors, fields_of, fits, match, parsing, read, write
 
 MODEL_FORMAT = "esper.model"
 
@@ -57,8 +56,8 @@ def topology(host: Host) -> dict[str, Any]:
     """Return the description of a host's slots and seeds, for files."""
     seeds = {slot.name: host.slot(s).seed for s, slot in enumerate(host.slot_specs)}
     return {
-        "host": asdict(host.spec),
-        "slots": [asdict(slot) for slot in host.slot_specs],
+        "host": fields_of(host.spec, "slots"),
+        "slots": [fields_of(slot, "block") for slot in host.slot_specs],
         "seeds": {
             name: {"blueprint": seed.blueprint, "graft": seed.graft.name}
             for name, seed in seeds.items()

@@ -57,11 +57,14 @@ class Op(IntEnum):
 
 
 class Graft(IntEnum):
-    """How a seed's output becomes a delta on its host's stream: added, as a factor, or through a learned gate."""
+    """How a seed's output becomes a delta on its host's stream: added, as a factor, through a learned gate, or in the
+    stream's place."""
 
     ADD = 0
     MULTIPLY = 1
     GATE = 2
+    REPLACE = 3
+    """The stream fades over to the seed's output: for twins, whatever style is chosen."""
 
 
 class Curve(IntEnum):
@@ -87,6 +90,10 @@ STYLES = {
     "multiply": Style(Graft.MULTIPLY, Curve.LINEAR),
     "gate": Style(Graft.GATE, Curve.SIGMOID),
 }
+GRAFTS = tuple(dict.fromkeys(style.graft for style in STYLES.values()))
+"""The grafts that a style can choose."""
+TWIN = "twin"
+"""The blueprint that copies the block in front of its slot."""
 TEMPOS = {"3": 3, "5": 5, "8": 8}
 """Epochs in which a new seed's alpha rises from 0 to its target, by choice."""
 ALPHA_TARGETS = {"0.5": 0.5, "0.7": 0.7, "1.0": 1.0}
@@ -145,6 +152,11 @@ class ActionSpace:
     def sizes(self) -> tuple[int, ...]:
         """The number of choices of each head, in head order."""
         return tuple(len(names) for names in self.choices.values())
+
+    @property
+    def twin(self) -> int:
+        """The index of the blueprint that copies the block in front of its slot; the number of blueprints if none does."""
+        return self.blueprints.index(TWIN) if TWIN in self.blueprints else len(self.blueprints)
 
     def action(self, op: Op | str = Op.WAIT, **choices: object) -> tuple[int, ...]:
         """Return an action as one choice index per head.

@@ -60,7 +60,7 @@ class Gate(IntEnum):
     SANE = 0
     """G0: the loss and weights of the host are finite."""
     PLANTED = 1
-    """G1: the seed is planted and its weights are finite."""
+    """G1: the seed is planted, its weights are finite, and it needs silent training."""
     TRAINED = 2
     """G2: the seed has trained for `min_training` epochs and its gradients are finite and not zero."""
     SETTLED = 3
@@ -75,6 +75,8 @@ class Gate(IntEnum):
     """The embargo is over."""
     OPEN = 9
     """Always."""
+    READY = 10
+    """G1, and the seed needs no silent training: it is a twin, or `training` is 0."""
 
 
 class Transition(NamedTuple):
@@ -90,6 +92,7 @@ class Transition(NamedTuple):
 TRANSITIONS = (
     Transition(Stage.DORMANT, Stage.GERMINATED, Gate.SANE, op=Op.GERMINATE),
     Transition(Stage.GERMINATED, Stage.TRAINING, Gate.PLANTED, op=Op.ADVANCE, automatic=True),
+    Transition(Stage.GERMINATED, Stage.BLENDING, Gate.READY, op=Op.ADVANCE, automatic=True),
     Transition(Stage.TRAINING, Stage.BLENDING, Gate.TRAINED, op=Op.ADVANCE, automatic=True),
     Transition(Stage.BLENDING, Stage.HOLDING, Gate.SETTLED, op=Op.ADVANCE, automatic=True),
     Transition(Stage.BLENDING, Stage.BLENDING, Gate.OPEN, op=Op.SET_ALPHA_TARGET),

@@ -55,13 +55,16 @@ class HostSpec:
     """The number of classes, tokens of the vocabulary, or regression targets."""
     widths: tuple[int, ...]
     """The number of channels behind each segment; each is followed by a slot."""
+    slots: int = 1
+    """Slots behind each segment but the last."""
 
     def __post_init__(self) -> None:
         for name, sizes in (("inputs", self.inputs), ("widths", self.widths)):
             if not isinstance(sizes, tuple | list) or not sizes or min(sizes) < 1:
                 raise EsperError(f"{name} must be one or more positive numbers, not {sizes!r}")
-        if self.outputs < 1:
-            raise EsperError(f"outputs must be at least 1, not {self.outputs}")
+        for name in ("outputs", "slots"):
+            if getattr(self, name) < 1:
+                raise EsperError(f"{name} must be at least 1, not {getattr(self, name)}")
         object.__setattr__(self, "inputs", tuple(self.inputs))
         object.__setattr__(self, "widths", tuple(self.widths))
 
@@ -76,6 +79,8 @@ class SlotSpec:
     """The kind of tensor that flows through the slot."""
     shape: tuple[int, ...]
     """The shape of the stream at the slot for one example, channels last."""
+    block: str | None = None
+    """The kind of host whose blocks can be copied into the slot as twins; None if there is no block in front of it."""
 
     @property
     def channels(self) -> int:

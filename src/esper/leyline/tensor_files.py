@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,13 @@ def parsing(path: str | Path) -> Iterator[None]:
         raise FileError(f"{path} cannot be used: {error}") from error
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
         raise FileError(f"{path} is damaged or of another format: {error!r} while reading its description") from error
+
+
+def fields_of(record: Any, *later: str) -> dict[str, Any]:
+    """Return the fields of a record for a file. Fields that were added `later` are left out while they have their
+    default, as in older files."""
+    defaults = {field.name: field.default for field in fields(record)}
+    return {name: value for name, value in asdict(record).items() if not (name in later and value == defaults[name])}
 
 
 def fits(path: str | Path, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:

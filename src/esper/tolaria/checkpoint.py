@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline.tensor_files import Tensors, fits, flatten, match, unflatten
+from esper.leyline.tensor_files import Tensors, fields_of, fits, flatten, match, unflatten
 from esper.tolaria.assignment import Kind
 from esper.tolaria.env import FleetEnv
 from esper.tolaria.fleet import Fleet
@@ -40,13 +40,13 @@ def env_settings(env: FleetEnv) -> dict[str, Any]:
     """Return the settings that an env must share with the one that was saved."""
     fleet = env.fleet
     return {
-        "host": asdict(fleet.spec),
+        "host": fields_of(fleet.spec, "slots"),
         "blueprints": fleet.space.blueprints,
         "num_hosts": fleet.num_hosts,
         "training": asdict(fleet.config),
         "lifecycle": asdict(fleet.lifecycle),
         "precision": fleet.engine.precision,
-        "env": {name: value for name, value in asdict(env.config).items() if (name, value) != ("budget", None)},
+        "env": fields_of(env.config, "budget"),
     }
 
 

@@ -247,8 +247,8 @@ class Fleet:
         Returns:
             A mask of the refused actions, the mean training losses, and the results on the validation data.
         """
-        state, refused = apply(self.state, actions, self.legal(), self.space.sizes)
-        self.tend(tick(state, self.vitals, self.lifecycle))
+        state, refused = apply(self.state, actions, self.vitals, self.lifecycle, self.space)
+        self.tend(tick(state, self.vitals, self.lifecycle), before=self.state)
         known, pace = self.known(), self.pace()
         train_loss, norms, pulls = self.train_epoch(known, pace)
         measured = self.evaluate(known)  # the CPU prepares this while the device trains
@@ -260,14 +260,15 @@ class Fleet:
             self.padding.grow_older()
         return refused, train_loss, measured
 
-    def tend(self, state: SlotState, fresh: Bool[Tensor, " N"] | None = None) -> None:
+    def tend(self, state: SlotState, fresh: Bool[Tensor, " N"] | None = None, before: SlotState | None = None) -> None:
         """Make the weights agree with a new state: add newborn seeds, remove pruned ones.
 
         Args:
             state: New state of all slots.
             fresh: Mask of the hosts that have just been replaced: none of their seeds are kept.
+            before: State before the decision, which says what newborn twins copy. None: their weights are drawn.
         """
-        self.network.tend(state, fresh, self.rng_seeds, self.padding)
+        self.network.tend(state, fresh, self.rng_seeds, self.padding, before)
         self.state = state
 
     def known(self) -> Known:

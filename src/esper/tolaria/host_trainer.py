@@ -12,7 +12,7 @@ from esper.kasmina.cost import CostTable, cost_table, epoch_cost
 from esper.kasmina.gates import LifecycleConfig
 from esper.kasmina.host import num_parameters
 from esper.kasmina.hosts import build_host
-from esper.kasmina.lifecycle import apply, empty_slots, incubating, legal, speaking, tick, unmeasured
+from esper.kasmina.lifecycle import apply, copied_slots, empty_slots, incubating, legal, speaking, tick, unmeasured
 from esper.kasmina.slots import build_seed
 from esper.leyline.actions import Graft, Head, Op
 from esper.leyline.errors import EsperError
@@ -24,7 +24,7 @@ from esper.leyline.state import NO_BLUEPRINT, Setting, Signals, SlotState, Split
 from esper.tolaria.budget import Pace, paced
 from esper.tolaria.config import TrainConfig, check_fit
 from esper.tolaria.setting import make_setting, seed_sizes
-from esper.tolaria.surgery import TRUNK, add_group, make_optimizer, remove_group
+from esper.tolaria.surgery import TRUNK, add_group, copy_module, make_optimizer, remove_group
 
 
 class Evaluation(NamedTuple):
@@ -123,8 +123,7 @@ class HostTrainer:
             raise EsperError(
                 f"an action has {len(Head)} choices, one for each head, not {len(action)}; make it with space.action()"
             )
-        allowed = legal(self.state, self.vitals, self.lifecycle)
-        state, refused = apply(self.state, torch.tensor([action]), allowed, self.space.sizes)
+        state, refused = apply(self.state, torch.tensor([action]), self.vitals, self.lifecycle, self.space)
         self.tend(state)
         return bool(refused)
 
@@ -175,14 +174,26 @@ class HostTrainer:
             if slot.seed is None and blueprint != NO_BLUEPRINT:
                 birth = key(self.rng_seed, Purpose.SEED_WEIGHTS, s, state.births[0, s])
                 graft = Graft(int(state.graft[0, s]))
-                slot.plant(build_seed(spec, self.space.blueprints[blueprint], graft, birth).to(self.dtype))
+                seed = build_seed(spec, self.space.blueprints[blueprint], graft, birth).to(self.dtype)
+                slot.plant(seed)
                 add_group(self.optimizer, spec.name, slot.parameters())
+                if blueprint == self.space.twin:
+                    copy_module(self.optimizer, self.block_in_front(s), seed.f)
                 self.vitals.healthy[0, s] = all_finite(slot)
             elif slot.seed is not None and blueprint == NO_BLUEPRINT:
                 slot.uproot()
                 remove_group(self.optimizer, spec.name)
             slot.alpha = state.alpha[0, s]
         self.state = state
+
+    def block_in_front(self, s: int) -> nn.Module:
+        """Return the block that a new twin in a slot copies: the nearest earlier twin, or that of the segment."""
+        copied = int(copied_slots(self.state, s, s - s % self.spec.slots, self.space.twin))
+        if copied < 0:
+            return self.host.get_submodule(self.host.blocks[s])
+        seed = self.host.slot(copied).seed
+        assert seed is not None
+        return seed.f
 
     def pace(self) -> Pace | None:
         """Return what the host can afford in its next epoch; None without a budget."""

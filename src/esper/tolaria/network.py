@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from esper.kasmina.hosts import build_host
 from esper.kasmina.kernels import any_delta
 from esper.kasmina.layers import Linear, run_rows, under
+from esper.kasmina.lifecycle import copied_slots
 from esper.kasmina.slots import AnySeed, build_seed
-from esper.leyline.actions import Graft
+from esper.leyline.actions import TWIN, Graft
 from esper.leyline.rng import Purpose, key
 from esper.leyline.specs import HostSpec, SlotSpec
 from esper.leyline.state import NO_BLUEPRINT, SlotState
@@ -35,11 +36,15 @@ class Bucket:
             self.hosts[leaving] = -1
             self.stack.clear(self.at(leaving))
 
-    def admit(self, hosts: np.ndarray, keys: Int[Tensor, " R"], gated: Bool[Tensor, " R"], room: int) -> None:
-        """Give newborn seeds a row each, adding rows if needed. The gates of seeds that are not gated are zero."""
+    def admit(self, hosts: np.ndarray, room: int) -> np.ndarray:
+        """Give newborn seeds a row each, adding rows if needed, and return the rows."""
         self.fit(room)
         rows = np.flatnonzero(self.hosts < 0)[: len(hosts)]
         self.hosts[rows] = hosts
+        return rows
+
+    def bear(self, rows: np.ndarray, keys: Int[Tensor, " R"], gated: Bool[Tensor, " R"]) -> None:
+        """Draw the weights of newborn seeds. The gates of seeds that are not gated are zero."""
         params = self.stack.nursery.bear(keys)
         gate = {name: p * gated.view(-1, *[1] * (p.ndim - 1)) for name, p in params.items() if name.startswith("g.")}
         self.stack.fill(self.at(rows), params | gate)
@@ -64,6 +69,7 @@ class Network:
     ) -> None:
         template = build_host(spec)
         self.slots, self.space = template.slot_specs, template.space
+        self.blocks, self.slots_each = template.blocks, spec.slots
         self.device, self.dtype, self.room = device, dtype, room
         self.patience = patience
         """Decisions after which an empty bucket is no longer run."""
@@ -86,8 +92,19 @@ class Network:
         rows = fresh.nonzero()[:, 0]
         self.trunk.bear(rows, key(rng_seeds[rows], Purpose.HOST_WEIGHTS))
 
-    def tend(self, state: SlotState, fresh: Bool[Tensor, " N"] | None, rng_seeds: Tensor, padding: Padding) -> None:
-        """Give newborn seeds a row in their bucket and free the rows of removed seeds; `fresh` hosts keep none."""
+    def tend(
+        self,
+        state: SlotState,
+        fresh: Bool[Tensor, " N"] | None,
+        rng_seeds: Tensor,
+        padding: Padding,
+        before: SlotState | None = None,
+    ) -> None:
+        """Give newborn seeds a row in their bucket and free the rows of removed seeds; `fresh` hosts keep none.
+
+        Twins copy the block that was in front of their slot in the state `before`; without one, their weights are drawn
+        like those of all others.
+        """
         now = state.blueprint.cpu().numpy()
         renewed = np.zeros(len(now), bool) if fresh is None else fresh.cpu().numpy()
         for kind, bucket in self.buckets.items():
@@ -103,11 +120,41 @@ class Network:
             if len(newborns):
                 hosts = upload(newborns, self.device)
                 room = padding((kind, "seeds"), int((bucket.hosts >= 0).sum()) + len(newborns), SHARES["seeds"])
-                bucket.admit(newborns, keys[hosts, s], gated[hosts, s], room)
+                rows = bucket.admit(newborns, room)
+                if kind.blueprint == TWIN and before is not None:
+                    self.copy_blocks(bucket, rows, copied_slots(before, s, self.first_behind(s), b).cpu().numpy(), s)
+                else:
+                    bucket.bear(rows, keys[hosts, s], gated[hosts, s])
         self.idle = {
             kind: 0 if (b.hosts >= 0).any() else self.idle.get(kind, 0) + 1 for kind, b in self.buckets.items()
         }
         self.buckets = {kind: bucket for kind, bucket in self.buckets.items() if self.idle[kind] <= self.patience}
+
+    def first_behind(self, slot: int) -> int:
+        """Return the first slot behind the same segment."""
+        return slot - slot % self.slots_each
+
+    def copy_blocks(self, bucket: Bucket, rows: np.ndarray, copied: np.ndarray, slot: int) -> None:
+        """Copy the block in front of a slot into rows of new twins: that of the segment, or an earlier twin.
+
+        Args:
+            bucket: Bucket of the new twins.
+            rows: Their rows.
+            copied: Slot of the twin that each host copies, (N,); -1: the segment's own block.
+            slot: Slot of the new twins.
+        """
+        sources = copied[bucket.hosts[rows]]
+        for source in np.unique(sources).tolist():
+            new = rows[sources == source]
+            hosts = bucket.hosts[new]
+            if source < 0:
+                stack, theirs, block = self.trunk, hosts, f"{self.blocks[slot]}."
+            else:
+                earlier = self.buckets[Kind(source, TWIN)]
+                row_of = np.zeros(len(copied), dtype=np.int64)
+                row_of[earlier.hosts[earlier.hosts >= 0]] = np.flatnonzero(earlier.hosts >= 0)
+                stack, theirs, block = earlier.stack, row_of[hosts], "f."
+            bucket.stack.copy(bucket.at(new), stack, bucket.at(theirs), block)
 
     def forward(self, flats: Flats, x: Tensor, assignment: Assignment) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         """Run all hosts and side rows.
@@ -130,10 +177,10 @@ class Network:
                 rows = assignment.beside.rows[: len(beside)]
                 fixed = {name: p.detach()[rows] for name, p in under(prefix, trunk).items()}
                 beside = run_rows(segment, fixed, beside)
-            if s < len(assignment.slots):
+            for slot in assignment.slots[s * self.slots_each : (s + 1) * self.slots_each]:
                 streams.append(x)
-                if assignment.slots[s].buckets:
-                    x, beside = self.graft(flats, x, beside, assignment.slots[s])
+                if slot.buckets:
+                    x, beside = self.graft(flats, x, beside, slot)
         return x, beside, streams
 
     def graft(

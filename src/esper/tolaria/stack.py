@@ -125,6 +125,22 @@ class Stack:
         self.clear(rows)
         self.flat.index_copy_(0, rows, self.layout.flatten(params).to(self.flat))
 
+    def copy(self, rows: Int[Tensor, " R"], source: "Stack", source_rows: Int[Tensor, " R"], block: str) -> None:
+        """Give rows the weights, moments and step counts of a block of another stack.
+
+        Args:
+            rows: Rows of this stack, whose parameters named `f.` are those of the block. All others become zero.
+            source: Stack to copy from.
+            source_rows: Its row for each of the rows.
+            block: What the block's parameters are named there, in front of their names in the block.
+        """
+        self.clear(rows)
+        for part in ("flat", "first", "second"):
+            theirs, ours = source.layout.views(source.tensors[part]), self.layout.views(self.tensors[part])
+            for name in (name for name in theirs if name.startswith(block)):
+                ours[f"f.{name.removeprefix(block)}"].index_copy_(0, rows, theirs[name][source_rows])
+        self.whole["steps"].index_copy_(0, rows, source.tensors["steps"][source_rows])
+
     def clear(self, rows: Int[Tensor, " R"]) -> None:
         """Set the parameters, moments and step counts of rows to zero."""
         for tensor in self.tensors.values():

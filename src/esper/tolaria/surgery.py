@@ -24,6 +24,15 @@ def add_group(optimizer: Optimizer, name: str, parameters: Iterable[nn.Parameter
     optimizer.add_param_group({"params": list(parameters), "name": name})
 
 
+@torch.no_grad()
+def copy_module(optimizer: Optimizer, source: nn.Module, target: nn.Module) -> None:
+    """Give a module the weights and the optimizer state of another one of its kind."""
+    for theirs, ours in zip(source.parameters(), target.parameters(), strict=True):
+        ours.copy_(theirs)
+        if theirs in optimizer.state:
+            optimizer.state[ours] = {name: value.clone() for name, value in optimizer.state[theirs].items()}
+
+
 def remove_group(optimizer: Optimizer, name: str) -> None:
     """Remove a parameter group and the optimizer state of its parameters."""
     (group,) = (g for g in optimizer.param_groups if g["name"] == name)

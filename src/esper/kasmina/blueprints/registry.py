@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from esper.kasmina.blueprints import space, tokens, vector
+from esper.kasmina.blueprints.twins import twin
 from esper.kasmina.blueprints.probe import probe
+from esper.leyline.actions import TWIN
 from esper.leyline.errors import EsperError, unknown
 from esper.leyline.rng import isolated
 from esper.leyline.specs import BlueprintSpec, SlotSpec, Stream
@@ -47,6 +49,10 @@ _catalogue: dict[Stream, dict[str, Blueprint]] = {stream: {} for stream in Strea
 for _name, _family, _build, _streams, _summary in BUILT_IN:
     for _stream in _streams:
         _catalogue[_stream][_name] = Blueprint(BlueprintSpec(_name, _stream, _family, _summary), _build)
+_twins = {
+    stream: Blueprint(BlueprintSpec(TWIN, stream, TWIN, "a copy of the block in front of the slot"), twin)
+    for stream in Stream
+}
 
 
 def register_blueprint(
@@ -79,7 +85,7 @@ def register_blueprint(
     if not streams:
         raise EsperError(f"stream of blueprint {name!r} is empty: name at least one of {', '.join(Stream)}")
     for s in streams:
-        if name in _catalogue[s]:
+        if name in _catalogue[s] or name == TWIN:
             raise EsperError(f"a blueprint named {name!r} for {s} streams already exists: choose another name")
         with isolated(0):
             probe(name, build, s)
@@ -97,6 +103,8 @@ def unregister_blueprint(name: str, stream: str) -> None:
     Raises:
         EsperError: If there is no such blueprint for this stream.
     """
+    if name == TWIN:
+        raise EsperError(f"blueprint {TWIN!r} cannot be removed: use hosts without blocks to copy")
     blueprint(name, stream)
     del _catalogue[Stream.named(stream)][name]
 
@@ -104,6 +112,8 @@ def unregister_blueprint(name: str, stream: str) -> None:
 def blueprint(name: str, stream: str) -> Blueprint:
     """Return the blueprint of this name for a stream."""
     known = _catalogue[Stream.named(stream)]
+    if name == TWIN:
+        return _twins[Stream.named(stream)]
     if name not in known:
         raise unknown(f"blueprint for {stream} streams", name, known)
     return known[name]
@@ -111,6 +121,8 @@ def blueprint(name: str, stream: str) -> Blueprint:
 
 def blueprint_names(stream: str) -> tuple[str, ...]:
     """Return the names of all blueprints for a stream, in order of registration.
+
+    Hosts with blocks to copy have one more, "twin".
 
     Args:
         stream: "vector", "signal", "image" or "tokens".

@@ -23,8 +23,9 @@ class _Delta(RowFunction):
             from esper.kasmina.kernels import gpu
 
             return gpu.delta(graft, host.contiguous(), f.contiguous(), g.contiguous())
-        add, multiply = _shaped(graft == Graft.ADD, f), _shaped(graft == Graft.MULTIPLY, f)
-        return torch.where(add, f, torch.where(multiply, host * torch.tanh(f), torch.sigmoid(g) * f))
+        add, multiply, gate, _ = (_shaped(graft == kind, f) for kind in Graft)
+        added = torch.where(add, f, torch.where(gate, torch.sigmoid(g) * f, f - host))
+        return torch.where(multiply, host * torch.tanh(f), added)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -42,10 +43,10 @@ class _DeltaBackward(RowFunction):
             from esper.kasmina.kernels import gpu
 
             return gpu.delta_backward(*(x.contiguous() for x in (grad, graft, host, f, g)))
-        add, multiply, gate = (_shaped(graft == kind, f) for kind in (Graft.ADD, Graft.MULTIPLY, Graft.GATE))
+        _, multiply, gate, replace = (_shaped(graft == kind, f) for kind in Graft)
         bent, opened = torch.tanh(f), torch.sigmoid(g)
-        into_f = torch.where(add, grad, torch.where(multiply, grad * host * (1 - bent * bent), grad * opened))
-        into_host = torch.where(multiply, grad * bent, 0.0)
+        into_f = torch.where(gate, grad * opened, torch.where(multiply, grad * host * (1 - bent * bent), grad))
+        into_host = torch.where(multiply, grad * bent, torch.where(replace, -grad, 0.0))
         into_g = torch.where(gate, (grad * f).sum(-1, keepdim=True) * opened * (1 - opened), 0.0)
         return into_host, into_f, into_g
 

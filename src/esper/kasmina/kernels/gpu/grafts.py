@@ -19,8 +19,9 @@ def _delta(
     g,
     out,
     positions,
-    ADD: tl.constexpr,
     MULTIPLY: tl.constexpr,
+    GATE: tl.constexpr,
+    REPLACE: tl.constexpr,
     C: tl.constexpr,
     P: tl.constexpr,
     W: tl.constexpr,
@@ -34,7 +35,9 @@ def _delta(
     how = tl.load(graft + row)
     if how == MULTIPLY:
         body = tl.load(host + at, mask=known, other=0.0).to(tl.float32) * (2 * tl.sigmoid(2 * body) - 1)
-    elif how != ADD:
+    elif how == REPLACE:
+        body -= tl.load(host + at, mask=known, other=0.0).to(tl.float32)
+    elif how == GATE:
         body *= tl.sigmoid(tl.load(g + row * positions + p, mask=p < positions, other=0.0).to(tl.float32))[:, None]
     tl.store(out + at, body.to(out.dtype.element_ty), mask=known)
 
@@ -50,8 +53,9 @@ def _delta_backward(
     into_f,
     into_g,
     positions,
-    ADD: tl.constexpr,
     MULTIPLY: tl.constexpr,
+    GATE: tl.constexpr,
+    REPLACE: tl.constexpr,
     C: tl.constexpr,
     P: tl.constexpr,
     W: tl.constexpr,
@@ -69,7 +73,9 @@ def _delta_backward(
         bent = 2 * tl.sigmoid(2 * tl.load(f + at, mask=known, other=0.0).to(tl.float32)) - 1
         to_host = back * bent
         to_body = back * tl.load(host + at, mask=known, other=0.0).to(tl.float32) * (1 - bent * bent)
-    elif how != ADD:
+    elif how == REPLACE:
+        to_host = -back
+    elif how == GATE:
         opened = tl.sigmoid(tl.load(g + row * positions + p, mask=p < positions, other=0.0).to(tl.float32))
         body = tl.load(f + at, mask=known, other=0.0).to(tl.float32)
         to_gate = tl.sum(back * body, 1) * opened * (1 - opened)
@@ -97,4 +103,5 @@ def _positions(x: Tensor) -> tuple[tuple[int, int], tuple[int, ...]]:
     """Return the grid and arguments for tiles of about 1,000 numbers."""
     positions, width = x.shape[1:-1].numel(), triton.next_power_of_2(x.shape[-1])
     tile = max(1, 1024 // width)
-    return (len(x), triton.cdiv(positions, tile)), (positions, Graft.ADD, Graft.MULTIPLY, x.shape[-1], tile, width)
+    grafts = Graft.MULTIPLY, Graft.GATE, Graft.REPLACE
+    return (len(x), triton.cdiv(positions, tile)), (positions, *grafts, x.shape[-1], tile, width)
