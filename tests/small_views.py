@@ -96,7 +96,7 @@ def seen(hosts: int = 3, slots: int = 4, blueprints: int = 5, rng_seed: int = 0)
         ),
         legal,
         torch.ones(hosts, slots, blueprints, dtype=torch.bool),
-        torch.randn(hosts, slots, blueprints, DESCRIPTORS, generator=generator),
+        torch.randn(hosts, slots, blueprints, len(DESCRIPTORS), generator=generator),
     )
 
 

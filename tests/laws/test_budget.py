@@ -84,8 +84,9 @@ def test_a_life_spends_its_budget_to_the_step(kind):
     signals, generator = env.reset(), torch.Generator().manual_seed(5)
     for _ in range(14):
         step = env.step(random_legal(signals.legal, fleet.space.sizes, generator))
-        spent, lived, signals, ended = spent + step.final.flops, lived + 1, step.signals, step.truncated
-        assert not step.terminated.any()
+        spent, lived, signals = spent + step.final.flops, lived + 1, step.signals
+        ended, failed = step.truncated, step.terminated
+        spent, lived = spent.where(~failed, 0.0), lived.where(~failed, 0)
         assert ((spent - budget).abs() < last.cost)[ended].all()
         assert ((budget - spent) <= 0.5 * last.cost)[ended].all(), "nobody stops early"
         assert (spent[~ended] < budget).all()
@@ -101,7 +102,8 @@ def test_what_is_left_is_spent_in_the_last_epoch():
     budget = torch.tensor([100.0] * 6, dtype=torch.float64)
     spent = torch.tensor([0.0, 54.0, 55.0, 56.0, 30.0, 34.0], dtype=torch.float64)
     measuring = torch.tensor([0, 0, 0, 0, 25, 25])
-    pace = paced(budget, spent, EpochCost(torch.full((6,), 2), torch.ones(6).long(), measuring), 5, 4, 1)
+    none, ones = torch.zeros(6).long(), torch.ones(6).long()
+    pace = paced(budget, spent, EpochCost(torch.full((6,), 2), none, ones, measuring), 5, 4, ones)
     assert pace.is_last.tolist() == [False, False, False, True, False, True]
     assert pace.steps.tolist() == [4, 4, 4, 4, 4, 7]
     assert pace.charged.tolist() == [40, 40, 40, 40, 65, 70], "as many steps as are left, to the nearest"
@@ -109,10 +111,11 @@ def test_what_is_left_is_spent_in_the_last_epoch():
 
 
 def test_the_learning_rate_follows_the_share_that_is_spent():
-    budget, cost = torch.tensor([1000.0], dtype=torch.float64), EpochCost(*(torch.tensor([1]) for _ in range(3)))
+    budget, cost = torch.tensor([1000.0], dtype=torch.float64), EpochCost(*(torch.tensor([n]) for n in (1, 0, 1, 1)))
 
     def rate(spent: float, count: int = 0) -> float:
-        return paced(budget, torch.tensor([spent], dtype=torch.float64), cost, 4, 10, 0).rate(count).item()
+        known = torch.tensor([spent], dtype=torch.float64)
+        return paced(budget, known, cost, 4, 10, torch.tensor([0])).rate(count).item()
 
     assert rate(0) == pytest.approx(4 / 1000 / WARMUP), "the first step is not lost"
     assert rate(0, 2) == pytest.approx(12 / 1000 / WARMUP)

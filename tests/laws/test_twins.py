@@ -1,4 +1,4 @@
-"""The laws over twins: copies of the block in front of their slot, with its moments, faded in without silent lessons."""
+"""The laws over twins: copies of the block in front of their slot, moments included, without silent lessons."""
 
 import contextlib
 from itertools import product
@@ -187,7 +187,8 @@ def test_the_fleet_equals_its_hosts_through_two_doublings(kind, optimizer):
         refused, train_loss, _ = fleet.decide(torch.tensor(actions))
         for n, host in enumerate(alone):
             report = host.decide(actions[n])
-            assert not report.refused and not refused[n]
+            assert not report.refused
+            assert not refused[n]
             assert report.train_loss == pytest.approx(train_loss[n].item(), abs=1e-9)
             assert report.flops == fleet.flops()[n]
             expected, together = dict(host.host.named_parameters()), rows_of(fleet, n)

@@ -7,7 +7,6 @@ from esper.leyline.actions import (
     ALPHA_TARGETS,
     FIXED_CHOICES,
     GRAFTS,
-    STYLES,
     TEMPOS,
     ActionSpace,
     Curve,

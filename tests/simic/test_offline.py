@@ -31,7 +31,7 @@ def sight(first: bool, is_open: Tensor) -> Observation:
     slots[..., :SLOTS] = torch.eye(SLOTS)
     legal = torch.zeros(hosts, len(Op), SLOTS, dtype=torch.bool)
     legal[:, [Op.WAIT, Op.GERMINATE, Op.PRUNE]] = True
-    blueprints = torch.zeros(hosts, SLOTS, BLUEPRINTS, DESCRIPTORS)
+    blueprints = torch.zeros(hosts, SLOTS, BLUEPRINTS, len(DESCRIPTORS))
     blueprints[..., :BLUEPRINTS] = torch.eye(BLUEPRINTS)
     return Observation(Features(host, slots), legal, torch.ones(hosts, SLOTS, BLUEPRINTS, dtype=torch.bool), blueprints)
 

@@ -17,7 +17,6 @@ from esper.tamiyo.features import HIDEABLE, HOST_FEATURES, SLOT_FEATURES, featur
 from esper.tamiyo.heads import check, entropy, masked, sample
 from esper.tamiyo.masks import affordable, relevant, within_budget
 from esper.tamiyo.network import (
-    DESCRIPTORS,
     TAIL,
     TAIL_SIZES,
     HiddenState,
@@ -27,7 +26,7 @@ from esper.tamiyo.network import (
     look,
     num_draws,
 )
-from small_views import CPU, act, make_view, seen
+from small_views import CPU, SETTING, act, make_view, seen
 
 
 def controller_of(rng_seed=2, **options) -> Controller:
@@ -148,20 +147,26 @@ def test_padding_changes_nothing():
 
 
 def test_descriptors_by_hand():
-    """A one-hot family, or the place for unknown ones, and the size in a slot."""
-    table = describe(("conv", "my own", "norm"), torch.tensor([[0.5, 2.0, 0.0], [1.0, 3.0, 4.0]]))
+    """A one-hot family, or the place for unknown ones, the size in a slot, and on a budget the cost."""
+    sizes, costs = torch.tensor([[0.5, 2.0, 0.0], [1.0, 3.0, 4.0]]), torch.tensor([[1.0, 0.0, 3.0], [2.0, 0.5, 0.0]])
+    setting = SETTING._replace(families=("conv", "my own", "norm"), seed_parameters=sizes)
+    table = describe(setting)
     conv, other, norm = [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 1], [1, 0, 0, 0, 0, 0]
     expected = [
-        [[*conv, log(1.5)], [*other, log(3)], [*norm, 0]],
-        [[*conv, log(2)], [*other, log(4)], [*norm, log(5)]],
+        [[*conv, log(1.5), 0], [*other, log(3), 0], [*norm, 0, 0]],
+        [[*conv, log(2), 0], [*other, log(4), 0], [*norm, log(5), 0]],
     ]
     torch.testing.assert_close(table, torch.tensor(expected))
+    charged = describe(setting._replace(seed_costs=costs))
+    torch.testing.assert_close(charged[..., :-1], table[..., :-1])
+    torch.testing.assert_close(charged[..., -1], torch.log1p(costs))
 
 
 def test_a_blueprint_registered_after_training_can_be_chosen():
     """The controller knows it by its family and size."""
-    table = describe(("conv", "my own"), torch.tensor([[0.5, 2.0], [0.5, 2.0]]))
-    observation = seen(hosts=200, slots=2, blueprints=2)._replace(blueprints=table.expand(200, 2, 2, DESCRIPTORS))
+    sizes = torch.tensor([[0.5, 2.0], [0.5, 2.0]])
+    table = describe(SETTING._replace(families=("conv", "my own"), seed_parameters=sizes))
+    observation = seen(hosts=200, slots=2, blueprints=2)._replace(blueprints=table.expand(200, *table.shape))
     uniform = torch.rand(200, num_draws(2, 2), generator=torch.Generator().manual_seed(0)).clamp(1e-6, 1 - 1e-6)
     assert set(act(CONTROLLER, observation, uniform).action[:, Head.BLUEPRINT].tolist()) == {0, 1}
 
@@ -307,7 +312,9 @@ def test_initial_weights_are_what_the_reviews_ask_for(recurrent):
     layers = {name: layer for name, layer in controller.named_modules() if isinstance(layer, torch.nn.Linear)}
     assert gains.keys() < layers.keys()
     for name, layer in layers.items():
-        assert_orthogonal(layer.weight.detach(), gains.get(name, math.sqrt(2)))
+        drawn = layer.weight.detach()
+        assert int((drawn == 0).all(0).sum()) == (name in ("trunk.0", "blueprint.0")), "the columns of budgets"
+        assert_orthogonal(drawn[:, (drawn != 0).any(0)], gains.get(name, math.sqrt(2)))
         assert not layer.bias.any()
     assert {layers[f"{head}.0"].out_features for head in ("op", "tail", "value")} == {8}, "half the width of the trunk"
     if controller.memory is not None:

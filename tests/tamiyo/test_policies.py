@@ -267,7 +267,7 @@ def test_a_greedy_policy_takes_the_likeliest_choices(rng):
     luck = torch.rand(2, 16, draws(SETTING), generator=rng)
     first, second = (decide(policy, HOSTS, uniform=uniform) for uniform in luck)
     assert torch.equal(first, second)
-    table = describe(SETTING.families, SETTING.seed_parameters)
+    table = describe(SETTING)
     seen = Observation(*look(HOSTS), table.expand(16, *table.shape))
     controller, blank = policy.controller, policy.controller.blank(16, CPU)
     with torch.no_grad():

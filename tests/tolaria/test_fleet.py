@@ -16,6 +16,7 @@ from esper.leyline.state import Split, Task
 from esper.tolaria import Fleet, HostTrainer, TrainConfig
 from esper.tolaria.assignment import Kind, Roomy, exact
 from esper.tolaria.fleet import Measured
+from esper.tolaria.vitals import examined
 from planted_fleets import Sown, small_fleet, sow, state_of
 from toys import SPECS, random_legal, rows_of, same_bits, toy_task, toy_trainer
 
@@ -283,7 +284,7 @@ def test_vitals_by_hand():
     fleet.buckets[first].stack.flat[3, 0] = nan
     pulls = torch.arange(12.0).view(6, 2)
     contribution = 10 + pulls
-    vitals = fleet.examine(train_loss, norms, pulls, Measured(loss, loss, loss, contribution))
+    vitals = examined(fleet, train_loss, norms, pulls, Measured(loss, loss, loss, contribution))
     assert vitals.sane.tolist() == [False, False, False, False, True, True]
     healthy = [[True, True], [True, True], [True, True], [False, True], [True, True], [False, False]]
     assert vitals.healthy.tolist() == healthy

@@ -121,7 +121,8 @@ class Garden:
 
     def act(self, growth: "Growth", action: Sequence[int]) -> bool:
         """Carry out an action on one slot; return whether it was legal."""
-        assert self.space is not None and self.vitals is not None
+        assert self.space is not None
+        assert self.vitals is not None
         before = self.state
         state, refused = lifecycle.apply(before, torch.tensor([list(action)]), self.vitals, LIFECYCLE, self.space)
         if bool(refused):

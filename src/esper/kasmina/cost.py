@@ -59,6 +59,8 @@ class EpochCost(NamedTuple):
 
     step: Int[Tensor, " N"]
     """Training on one example, silent lessons included."""
+    lessons: Int[Tensor, " N"]
+    """The silent lessons alone."""
     validation: Int[Tensor, " N"]
     """A plain forward pass of one example."""
     counterfactuals: Int[Tensor, " N"]
@@ -114,8 +116,10 @@ def epoch_cost(table: CostTable, state: SlotState) -> EpochCost:
     seeds, loud, silent = SeedCost(*own), speaking(state), incubating(state)
     lessons = seeds.alone + table.rest_through + _later(seeds.through, loud)
     switched = table.rest_forward + _later(seeds.forward, loud) + seeds.forward * ~loud
+    taught = (lessons * silent).sum(1)
     return EpochCost(
-        step=table.host.train + (seeds.train * loud).sum(1) + (lessons * silent).sum(1),
+        step=table.host.train + (seeds.train * loud).sum(1) + taught,
+        lessons=taught,
         validation=table.host.forward + (seeds.forward * loud).sum(1),
         counterfactuals=(switched * held).sum(1),
     )

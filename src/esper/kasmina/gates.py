@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from esper.leyline.actions import Graft
@@ -38,13 +38,24 @@ class LifecycleConfig:
     """Epochs that a slot stays EMBARGOED after its seed is removed, at least 1; RESETTING takes one more."""
     auto_advance: bool = True
     """Advance seeds automatically when they are due. Otherwise only the op ADVANCE does."""
+    lesson_every: int = 1
+    """Steps between two silent lessons: 1 teaches silent seeds on every batch, 4 on a quarter of them."""
+    measure_every: int = 1
+    """Epochs between two measurements of the contribution of seeds. 0: contributions are never measured, and no seed
+    can be fossilized."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             if field.type is int and getattr(self, field.name) < 0:
                 raise EsperError(f"{field.name} must be at least 0, not {getattr(self, field.name)}")
+        if self.lesson_every < 1:
+            raise EsperError("lesson_every must be at least 1, not 0; set training to 0 for seeds without lessons")
         if self.training < self.min_training:
             raise EsperError(f"training must be at least min_training ({self.min_training}), not {self.training}")
+
+    def measures(self, epoch: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
+        """Return whether contributions are measured in an epoch of each host's life, counted from 1."""
+        return epoch % self.measure_every == 0 if self.measure_every else torch.zeros_like(epoch, dtype=torch.bool)
 
 
 def needs_training(state: SlotState, config: LifecycleConfig) -> Bool[Tensor, "N S"]:

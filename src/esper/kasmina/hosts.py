@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.birth import load_newborn
-from esper.kasmina.host import Host
 from esper.kasmina.blueprints.twins import blocks
+from esper.kasmina.host import Host
 from esper.kasmina.layers import CausalAttention, Conv, Embedding, Linear, MeanOverSpace, Norm, Pool, Residual
 from esper.leyline.errors import EsperError, unknown
 from esper.leyline.rng import Purpose, isolated, key
@@ -96,7 +96,7 @@ def residual_block(channels: int) -> nn.Module:
 
 
 def resnet(spec: HostSpec) -> list[nn.Module]:
-    """Return a residual 2-D CNN: one residual block per width, whose blocks can be copied, then mean pooling and a head.
+    """Return a residual 2-D CNN: one residual block per width, which can be copied, then mean pooling and a head.
 
     A new width begins a stage: a convolution changes the channels and, but for the first, halves height and width.
     """

@@ -155,7 +155,7 @@ class ActionSpace:
 
     @property
     def twin(self) -> int:
-        """The index of the blueprint that copies the block in front of its slot; the number of blueprints if none does."""
+        """The index of the blueprint that copies blocks; the number of blueprints if there is none."""
         return self.blueprints.index(TWIN) if TWIN in self.blueprints else len(self.blueprints)
 
     def action(self, op: Op | str = Op.WAIT, **choices: object) -> tuple[int, ...]:

@@ -112,6 +112,11 @@ class Setting(NamedTuple):
     """The family of each blueprint."""
     seed_parameters: Float[Tensor, "S K"]
     """Parameters of a seed of each blueprint in each slot, divided by those of the bare host."""
+    seed_costs: Float[Tensor, "S K"] | None = None
+    """FLOPs that an audible seed of each blueprint in each slot adds to a training step, divided by those of the bare
+    host; None if episodes are counted in epochs, where compute is free."""
+    slots_each: int = 1
+    """Slots behind each segment."""
 
 
 class Split(NamedTuple):

@@ -134,8 +134,7 @@ class Collector:
         self.memory = controller.blank(sum(self.sizes), self.device)
 
     def _described(self, env: FleetEnv) -> Tensor:
-        setting = env.setting
-        table = describe(setting.families, setting.seed_parameters)
+        table = describe(env.setting)
         padded = _padded(table, 0.0, (self.num_slots, self.num_blueprints))
         return padded.expand(env.fleet.num_hosts, *padded.shape)
 

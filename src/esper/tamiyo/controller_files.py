@@ -10,14 +10,18 @@ from torch import Tensor
 from esper.leyline.actions import FIXED_CHOICES
 from esper.leyline.tensor_files import fits, match, parsing, read, write
 from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, column_names
-from esper.tamiyo.network import FAMILIES, Controller, ControllerConfig
+from esper.tamiyo.network import DESCRIPTORS, FAMILIES, Controller, ControllerConfig
 
 CONTROLLER_FORMAT = "esper.controller"
 SHIPPED = Path(__file__).parent / "shipped"
 """Run folder of the controller that ships with Esper."""
 CONTROLLER = "controller.safetensors"
 """Name of the controller's file in a run folder."""
-READS = {"host_features": "trunk.0.weight", "slot_features": "slot.0.weight"}
+READS = {
+    "host_features": "trunk.0.weight",
+    "slot_features": "slot.0.weight",
+    "blueprint_features": "blueprint.0.weight",
+}
 """The weights that read each table of features, in their first columns."""
 
 
@@ -58,6 +62,7 @@ def load_controller(path: str | Path | None = None) -> Controller:
     path = path / CONTROLLER if path.is_dir() else path
     tensors, description = read(path, CONTROLLER_FORMAT)
     with parsing(path):
+        description.setdefault("blueprint_features", list(DESCRIPTORS[:-1]))  # absent from older files
         for features, weight in READS.items():
             old, new = description[features], list(_names()[features])
             if set(old) < set(new):
@@ -82,6 +87,7 @@ def _names() -> dict[str, Any]:
     return {
         "host_features": column_names(HOST_FEATURES),
         "slot_features": column_names(SLOT_FEATURES),
+        "blueprint_features": DESCRIPTORS,
         "choices": {head.name.lower(): names for head, names in FIXED_CHOICES.items()},
         "families": FAMILIES,
     }

@@ -127,6 +127,7 @@ HOST_FEATURES: tuple[Feature, ...] = (
     Feature("rent", lambda v: 10 * v.rent),
     Feature("paying", lambda v: 10 * v.rent * torch.log1p(v.signals.growth)),
     Feature("budget_left", lambda v: ((v.budget - v.signals.growth) / v.budget).clamp(min=0).nan_to_num(1.0)),
+    Feature("pace", lambda v: torch.zeros_like(v.signals.score) if v.signals.pace is None else v.signals.pace.log()),
     Feature("seeds", lambda v: (v.signals.slots.blueprint != NO_BLUEPRINT).float().mean(1)),
 )
 SLOT_FEATURES: tuple[Feature, ...] = (

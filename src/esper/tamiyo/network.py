@@ -15,7 +15,18 @@ from torch import Tensor, nn
 
 from esper.leyline.actions import FIXED_CHOICES, Head, Op
 from esper.leyline.errors import EsperError
-from esper.tamiyo.features import HIDEABLE, HOST_FEATURES, SLOT_FEATURES, Features, View, features, hidden, width
+from esper.leyline.state import Setting
+from esper.tamiyo.features import (
+    HIDEABLE,
+    HOST_FEATURES,
+    SLOT_FEATURES,
+    Features,
+    View,
+    column_names,
+    features,
+    hidden,
+    width,
+)
 from esper.tamiyo.heads import chosen, entropy, gumbel, masked
 from esper.tamiyo.masks import affordable, within_budget
 
@@ -107,17 +118,26 @@ class Judged(NamedTuple):
 
 
 FAMILIES = ("norm", "linear", "mlp", "conv", "attention")
-DESCRIPTORS = len(FAMILIES) + 2
-"""Length of a descriptor: a one-hot code of the family, with one place for unknown families, and the logarithm of the
-parameter ratio. FLOPs are left out: J does not charge for them, and a controller that sees them memorises the
-blueprints of its training hosts by them."""
+DESCRIPTORS = (*FAMILIES, "other", "parameters", "flops")
+"""Columns of a descriptor: a one-hot code of the family, with one place for unknown families, and the logarithms of the
+ratios of parameters and FLOPs. FLOPs read 0 where episodes are counted in epochs: J does not charge for them there, and
+a controller that sees them memorises the blueprints of its training hosts by them."""
 
 
-def describe(families: tuple[str, ...], parameters: Float[Tensor, "S K"]) -> Float[Tensor, "S K D"]:
+LATER = ("pace",)
+"""Features of hosts that were added for episodes with a budget. Their weights start at zero, like those of FLOPs, so
+that equal seeds give the controllers that they gave before."""
+
+
+def describe(setting: Setting) -> Float[Tensor, "S K D"]:
     """Return the descriptors of every blueprint in every slot."""
-    kind = torch.tensor([FAMILIES.index(f) if f in FAMILIES else len(FAMILIES) for f in families])
+    parameters, costs = setting.seed_parameters, setting.seed_costs
+    kind = torch.tensor([FAMILIES.index(f) if f in FAMILIES else len(FAMILIES) for f in setting.families])
     one_hot = torch.nn.functional.one_hot(kind, len(FAMILIES) + 1).float().to(parameters.device)
-    return torch.cat([one_hot.expand(*parameters.shape, -1), torch.log1p(parameters)[..., None].float()], -1)
+    ratios = (parameters, torch.zeros_like(parameters) if costs is None else costs)
+    return torch.cat(
+        [one_hot.expand(*parameters.shape, -1), *(torch.log1p(ratio)[..., None].float() for ratio in ratios)], -1
+    )
 
 
 class Score(nn.Module):
@@ -159,7 +179,7 @@ class Controller(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng_seed)
             self.slot = mlp(width(SLOT_FEATURES), s, s)
-            inputs = width(HOST_FEATURES) + 2 * s
+            inputs = width(HOST_FEATURES) - len(LATER) + 2 * s
             first = nn.Sequential(linear(inputs, h, math.sqrt(2)), nn.ReLU())
             self.trunk = first if config.recurrent else mlp(inputs, h, h)
             self.memory = nn.LSTM(h, h) if config.recurrent else None
@@ -167,11 +187,13 @@ class Controller(nn.Module):
             self.op = _head(h, h // 2, len(Op))
             self.op_code = nn.Embedding(len(Op), s)
             self.slot_score = Score(s, h + s, s)
-            self.blueprint = mlp(DESCRIPTORS, s, s)
+            self.blueprint = mlp(len(DESCRIPTORS) - 1, s, s)
             self.blueprint_score = Score(s, h + s, s)
             self.tail = _head(h + 2 * s, h // 2, sum(TAIL_SIZES))
             self.value = _head(h, h // 2, 1, gain=1.0)
             self._init_memory()
+        _insert_zeros(self.trunk, [column_names(HOST_FEATURES).index(name) for name in LATER])
+        _insert_zeros(self.blueprint, [len(DESCRIPTORS) - 1])
         index, exists = _side_by_side(TAIL_SIZES)
         self.register_buffer("tail_index", index, persistent=False)
         self.register_buffer("tail_exists", exists, persistent=False)
@@ -352,6 +374,17 @@ def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     gain = math.sqrt(2)
     return nn.Sequential(linear(inputs, hidden, gain), nn.ReLU(), linear(hidden, outputs, gain), nn.ReLU())
+
+
+@torch.no_grad()
+def _insert_zeros(module: nn.Sequential, columns: list[int]) -> None:
+    """Let the first layer of a module read more columns, with zero weights: all others keep what was drawn for them."""
+    layer = module[0]
+    assert isinstance(layer, nn.Linear)
+    width = layer.in_features + len(columns)
+    weight = layer.weight.new_zeros(layer.out_features, width)
+    weight[:, [n for n in range(width) if n not in columns]] = layer.weight
+    layer.in_features, layer.weight = width, nn.Parameter(weight)
 
 
 def _head(inputs: int, hidden: int, outputs: int, gain: float = 0.01) -> nn.Sequential:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from esper.leyline.actions import ActionSpace, Head, Op
+from esper.leyline.actions import TWIN, ActionSpace, Head, Op
 from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage
 from esper.leyline.state import Setting
@@ -361,6 +361,56 @@ class GreedyGradient(Gardener):
         return -view.signals.vitals.pull if self.against else view.signals.vitals.pull
 
 
+class Doubling(Rule):
+    """A policy that doubles the number of blocks when given shares of the budget are spent, one seed at a time.
+
+    With three slots behind each block, two blocks become four by seeds in the middle slots, and eight by seeds in all
+    others. Seeds are blended in over the shortest tempo, and kept.
+
+    Args:
+        at: Shares of the budget, or of the episode, at which it doubles.
+        blueprint: Blueprint to plant. The default copies the block in front of each slot.
+
+    Raises:
+        EsperError: If a share is not between 0 and 1, or, when a fleet begins, if its hosts have no such blueprint.
+
+    Example:
+        >>> esper.evaluate(env, esper.Doubling(at=(0.3, 0.6)), rent=0.02)
+    """
+
+    name = "doubling"
+
+    def __init__(self, at: Sequence[float] = (0.3, 0.6), blueprint: str = TWIN) -> None:
+        if not all(0 <= share < 1 for share in at):
+            raise EsperError(f"at must be shares from 0 to below 1, not {tuple(at)}")
+        self.at, self.blueprint = tuple(sorted(at)), blueprint
+
+    def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
+        """Find out which slots each doubling fills."""
+        super().begin(setting, num_hosts, device)
+        self.seed = torch.tensor(self.space.action(Op.GERMINATE, blueprint=self.blueprint, tempo="3"), device=device)
+        order = levels(setting.slots_each) * (len(self.space.slots) // setting.slots_each)
+        shares = [self.at[level] if level < len(self.at) else torch.inf for level in order]
+        self.due = torch.tensor(shares, device=device)
+
+    def decide(self, view: View, fresh: Bool[Tensor, " N"], uniform: Float[Tensor, "N A"]) -> Int[Tensor, "N H"]:
+        signals = view.signals
+        spent = signals.age / view.setting.episode if signals.spent is None else signals.spent
+        wanted = (spent[:, None] >= self.due) & signals.legal[:, Op.GERMINATE] & (signals.slots.births == 0)
+        first = self.due.expand_as(wanted).masked_fill(~wanted, torch.inf).argmin(1)
+        plant = self.seed.repeat(len(first), 1)
+        plant[:, Head.SLOT] = first
+        return torch.where(wanted.any(1)[:, None], plant, self.wait(view))
+
+
+def levels(slots: int) -> list[int]:
+    """Return which doubling fills each slot behind a block: the first the middle one, the next those of both halves."""
+    if not slots:
+        return []
+    half = [level + 1 for level in levels(slots // 2)]
+    return [*half, 0, *[level + 1 for level in levels(slots - slots // 2 - 1)]]
+
+
 class LearnedPolicy:
     """A policy that asks a controller, and samples its choices or takes the most likely ones.
 
@@ -380,7 +430,7 @@ class LearnedPolicy:
     def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
         """Prepare for a fleet of fresh hosts."""
         self.memory = self.controller.blank(num_hosts, device)
-        table = describe(setting.families, setting.seed_parameters)
+        table = describe(setting)
         self.blueprints = table.to(device).expand(num_hosts, *table.shape)
 
     def decide(self, view: View, fresh: Bool[Tensor, " N"], uniform: Float[Tensor, "N A"]) -> Int[Tensor, "N H"]:

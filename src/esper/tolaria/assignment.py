@@ -102,8 +102,10 @@ class Seeds(NamedTuple):
     graft: np.ndarray
     alpha: np.ndarray
     target: np.ndarray
-    silent: np.ndarray
-    """Incubating: trained in a side row, with no effect on the host."""
+    starts: np.ndarray
+    """Whether a side row starts at the seed."""
+    taught: np.ndarray
+    """Incubating, and trained in a side row, with no effect on the host."""
     lr: np.ndarray
 
 
@@ -147,15 +149,15 @@ def power_of_two(count: int) -> int:
 
 
 def assign(buckets: Mapping[Kind, Seeds], num_slots: int, measuring: bool, padding: Padding) -> Assignment:
-    """Assign all seeds to rows. In training, a side row starts at each silent seed; in measuring, at every seed."""
+    """Assign all seeds to rows."""
     beside, beside_slot, beside_speaks = np.zeros((0, 2), np.int64), np.zeros(0, np.int64), np.zeros(0, bool)
     assignments = []
     for s in range(num_slots):
         here = {kind: seeds for kind, seeds in buckets.items() if kind.slot == s}
-        hosts, graft, alpha, target, silent = (_joined([seeds[i] for seeds in here.values()]) for i in range(5))
+        hosts, graft, alpha, target, starts = (_joined([seeds[i] for seeds in here.values()]) for i in range(5))
         living = hosts >= 0
         loud = living & (alpha > 0)
-        starting = np.flatnonzero(living if measuring else silent)
+        starting = np.flatnonzero(starts)
         what = "counterfactuals" if measuring else "incubators"
         spawns, started = _padded(starting, padding((s, what), len(starting), SHARES[what]) if here else 0)
         buckets_here, echoes = _echoes(here, beside, measuring, padding)
@@ -191,7 +193,7 @@ def _echoes(
         room = padding((kind, what), len(hearing), SHARES[what]) if len(beside) else 0
         echoes, real = _padded(hearing, room)
         heard = np.where(real, seed_of[beside[echoes, 0]], 0) if room else echoes
-        learns = _tensor(loud | seeds.silent)
+        learns = _tensor(loud | seeds.taught)
         assignments.append(BucketAssignment(kind, len(loud), room, learns, _tensor(seeds.lr), _tensor(heard)))
         rows.append(np.stack([echoes, real, before + heard], 1))
         before += len(loud)

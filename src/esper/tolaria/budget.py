@@ -1,7 +1,7 @@
 """Pay for training out of a budget of FLOPs: how many steps a host may still make, and at which learning rate.
 
-Training is charged step by step, with silent lessons; measuring the contribution of seeds is charged after every epoch
-but the last. Plain validation is free: everyone does that.
+Training is charged step by step, with silent lessons where they are given; measuring the contribution of seeds is
+charged after the epochs in which it is done, but not after the last. Plain validation is free: everyone does that.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class Pace(NamedTuple):
     share: Float[Tensor, " N"]
     """Share of the budget that was spent before."""
     per_step: Float[Tensor, " N"]
-    """Share of the budget that one step costs."""
+    """Share of the budget that one step costs, lessons averaged over steps."""
     charged: Float[Tensor, " N"]
     """FLOPs of the epoch."""
     is_last: Bool[Tensor, " N"]
@@ -46,7 +46,8 @@ def paced(
     cost: EpochCost,
     batch_size: int,
     steps: int,
-    validation: int,
+    validation: Int[Tensor, " N"],
+    lesson_every: int = 1,
 ) -> Pace:
     """Return what every host can afford in its next epoch.
 
@@ -56,11 +57,15 @@ def paced(
         cost: FLOPs of one example.
         batch_size: Examples of a step.
         steps: Steps of a whole epoch.
-        validation: Examples that seeds are measured on.
+        validation: Examples that the seeds of each host are measured on after this epoch.
+        lesson_every: Steps between two silent lessons.
     """
-    step, left = (batch_size * cost.step).double(), budget - spent
+    plain, lesson = (batch_size * x.double() for x in (cost.step - cost.lessons, cost.lessons))
+    step, left = plain + lesson / lesson_every, budget - spent
     measuring = (validation * cost.counterfactuals).double()
-    is_last = left < steps * step + measuring + 0.5 * step  # not even half a step more
+    whole = steps * plain + -(-steps // lesson_every) * lesson + measuring
+    is_last = left < whole + 0.5 * step  # not even half a step more
     taken = torch.where(is_last, (left / step).round().clamp(min=1), steps)
-    charged = taken * step + measuring.where(~is_last, 0.0)
+    lessons = (taken / lesson_every).ceil()
+    charged = taken * plain + lessons * lesson + measuring.where(~is_last, 0.0)
     return Pace(taken.long(), spent / budget, step / budget, charged, is_last)

@@ -24,10 +24,14 @@ class Program:
         with torch.cuda.graph(self.graph, pool=pool):
             self.outputs = function(*arguments)
 
-    def __call__(self, inputs: Any) -> Any:
+    def load(self, inputs: Any) -> None:
+        """Copy the inputs to where the graph reads them."""
         for static, x in zip(self.static, tree_flatten(inputs)[0], strict=True):
             if isinstance(x, Tensor):
                 static.copy_(x)
+
+    def __call__(self, inputs: Any) -> Any:
+        self.load(inputs)
         self.graph.replay()
         return self.outputs
 

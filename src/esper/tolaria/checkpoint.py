@@ -1,7 +1,6 @@
 """Save and restore a fleet in the middle of its episodes: everything that its next decision depends on."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +42,8 @@ def env_settings(env: FleetEnv) -> dict[str, Any]:
         "host": fields_of(fleet.spec, "slots"),
         "blueprints": fleet.space.blueprints,
         "num_hosts": fleet.num_hosts,
-        "training": asdict(fleet.config),
-        "lifecycle": asdict(fleet.lifecycle),
+        "training": fields_of(fleet.config, "steps"),
+        "lifecycle": fields_of(fleet.lifecycle, "lesson_every", "measure_every"),
         "precision": fleet.engine.precision,
         "env": fields_of(env.config, "budget"),
     }

@@ -122,6 +122,8 @@ class TrainConfig:
     """Epochs over which a newborn seed's learning rate rises linearly to its full value. 0: no warmup."""
     batch_size: int = 64
     """Examples per step. The last incomplete batch of an epoch is dropped."""
+    steps: int | None = None
+    """Steps of an epoch, on batches drawn anew from all examples. None: a pass over the examples."""
 
     def __post_init__(self) -> None:
         if self.optimizer not in get_args(OptimizerName):
@@ -132,8 +134,14 @@ class TrainConfig:
         for name in ("momentum", "weight_decay", "newborn_epochs", "warmup"):
             if not getattr(self, name) >= 0:
                 raise EsperError(f"{name} must not be negative, not {getattr(self, name)}")
+        if self.steps is not None and self.steps < 1:
+            raise EsperError(f"steps must be at least 1, not {self.steps}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise EsperError(f"betas must be two numbers from 0 to below 1, not {self.betas}")
+
+    def steps_of(self, examples: int) -> int:
+        """Return the steps of an epoch, given the number of training examples."""
+        return examples // self.batch_size if self.steps is None else self.steps
 
     def seed_rate(self, seed_age: Tensor) -> Tensor:
         """Return the factor on a seed's learning rate in the given epoch of its life, counted from 1."""
@@ -151,6 +159,11 @@ def check_fit(spec: HostSpec, task: Task, config: TrainConfig) -> None:
     if len(task.train.x) < config.batch_size:
         raise EsperError(
             f"batch_size ({config.batch_size}) exceeds the {len(task.train.x)} training examples; use a smaller one"
+        )
+    if config.steps is not None and config.steps * config.batch_size > len(task.train.x):
+        raise EsperError(
+            f"steps ({config.steps}) of batch_size {config.batch_size} exceed the {len(task.train.x)} training"
+            " examples; use fewer or smaller ones"
         )
     if not len(task.validation.x):
         raise EsperError(f"task {task.spec.name!r} has no validation examples; give it some to measure seeds on")

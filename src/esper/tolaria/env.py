@@ -151,7 +151,9 @@ class FleetEnv:
             )
         self.fleet, self.config, self.test, self.on_end = fleet, config, test, on_end
         bare = fleet.trunk.layout.num_parameters
-        self.setting = make_setting(fleet.task, fleet.slots, fleet.space, fleet.seed_sizes, bare, config.decisions)
+        costs = None if config.budget is None else fleet.costs
+        facts = (fleet.task, fleet.slots, fleet.space, fleet.seed_sizes, bare, config.decisions, costs)
+        self.setting = make_setting(*facts)._replace(slots_each=fleet.spec.slots)
         places = torch.arange(fleet.num_hosts, device=fleet.device)
         self.groups = places // config.group
         nan = torch.full_like(fleet.lr, torch.nan)
@@ -234,11 +236,15 @@ class FleetEnv:
         )
 
     def pace(self, state: SlotState) -> Float[Tensor, " N"]:
-        """Return what an epoch costs in a state, contributions included, divided by that of a bare host."""
+        """Return what an epoch costs in a state, contributions included, divided by that of a bare host.
+
+        Where lessons and measurements do not happen at every step and epoch, they count on average.
+        """
         fleet, cost = self.fleet, epoch_cost(self.fleet.costs, state)
+        lessons, measured_every = cost.lessons / fleet.lifecycle.lesson_every, fleet.lifecycle.measure_every
         trained = fleet.num_steps * fleet.config.batch_size
-        measured = len(fleet.validation_data.x) * self.charges_measuring
-        epoch = trained * cost.step + measured * cost.counterfactuals
+        measured = len(fleet.validation_data.x) * self.charges_measuring / max(measured_every, 1) * (measured_every > 0)
+        epoch = trained * (cost.step - cost.lessons + lessons) + measured * cost.counterfactuals
         return epoch / (trained * fleet.costs.host.train)
 
     def life(self) -> Float[Tensor, " N"] | None:

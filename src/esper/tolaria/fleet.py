@@ -1,7 +1,7 @@
 """Train N hosts of one spec as one program: parameters stacked, seeds in buckets of one kind."""
 
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +43,8 @@ from esper.tolaria.config import Engine, TrainConfig, check_fit
 from esper.tolaria.memory import MemoryEstimator
 from esper.tolaria.network import Bucket, Network, where
 from esper.tolaria.setting import seed_sizes
-from esper.tolaria.stack import Stack, step
+from esper.tolaria.stack import Stack, by_row, squares, step
+from esper.tolaria.vitals import examined
 
 Norms = dict[Kind | None, Float[Tensor, " R"]]
 """Mean gradient norms of the rows of each bucket; those of the trunk under None."""
@@ -67,6 +68,8 @@ class Known(NamedTuple):
     silent: np.ndarray
     lr: np.ndarray
     loud: np.ndarray
+    due: np.ndarray
+    """Whether contributions are measured in the coming epoch."""
 
 
 class Fleet:
@@ -127,6 +130,8 @@ class Fleet:
         """Learning rate of the seed in each slot."""
         self.losses = torch.zeros(self.num_hosts, device=self.device, dtype=torch.float64)
         self.pulls = torch.zeros_like(self.state.alpha, dtype=engine.dtype)
+        self.count = torch.zeros((), dtype=torch.int64, device=self.device)
+        """Steps of the present epoch that have been made."""
         self.budget: Float[Tensor, " N"] | None = None
         """FLOPs of each host's life; None if lives are counted in epochs. Set by the env."""
         self.charges_measuring = True
@@ -228,10 +233,12 @@ class Fleet:
         Args:
             counterfactuals: Whether to count the passes that measure the contribution of each seed.
         """
-        cost = epoch_cost(self.costs, self.state)
-        trained = len(self.train_data[0]) // self.config.batch_size * self.config.batch_size
-        measured = cost.validation + counterfactuals * cost.counterfactuals
-        return trained * cost.step + len(self.validation_data.x) * measured
+        cost, steps = epoch_cost(self.costs, self.state), self.num_steps
+        untaught = steps - -(-steps // self.lifecycle.lesson_every)
+        is_measured = self.lifecycle.measures(self.epoch) & counterfactuals
+        measured = cost.validation + is_measured * cost.counterfactuals
+        trained = steps * cost.step - untaught * cost.lessons
+        return self.config.batch_size * trained + len(self.validation_data.x) * measured
 
     def legal(self) -> Bool[Tensor, "N O S"]:
         """Return a mask of the ops that are legal on each slot of each host."""
@@ -254,7 +261,7 @@ class Fleet:
         measured = self.evaluate(known)  # the CPU prepares this while the device trains
         if pace is not None:
             self.spent, self.over = self.spent + pace.charged, pace.is_last
-        self.vitals = self.examine(train_loss, norms, pulls, measured)
+        self.vitals = examined(self, train_loss, norms, pulls, measured)
         self.epoch = self.epoch + 1
         if isinstance(self.padding, Roomy):
             self.padding.grow_older()
@@ -274,19 +281,28 @@ class Fleet:
     def known(self) -> Known:
         """Copy what assignments depend on from the device, in one transfer."""
         state, lr = self.state, self.seed_lr * self.config.seed_rate(self.state.seed_age)
-        loud, silent = speaking(state), incubating(state)
-        rows = (state.graft, state.alpha, state.alpha_target, silent, lr, loud)
+        loud, silent, due = speaking(state), incubating(state), self.is_measured[:, None].expand_as(lr)
+        rows = (state.graft, state.alpha, state.alpha_target, silent, lr, loud, due)
         return Known(*torch.stack([x.double() for x in rows]).cpu().numpy())
 
-    def assignment(self, known: Known, measuring: bool, switched: Bool[Tensor, "N S"] | None = None) -> Assignment:
+    @property
+    def is_measured(self) -> Bool[Tensor, " N"]:
+        """Whether contributions are measured in each host's coming epoch."""
+        return self.lifecycle.measures(self.epoch + 1)
+
+    def assignment(
+        self, known: Known, measuring: bool, switched: Bool[Tensor, "N S"] | None = None, lessons: bool = True
+    ) -> Assignment:
         """Assign all seeds to rows.
 
         Args:
             known: Slots as copied to the CPU.
-            measuring: Whether side rows start at every seed, or, for training, only at silent ones.
+            measuring: Whether side rows start at every seed of hosts that are measured, or, for training, at silent
+                ones.
             switched: Mask of seeds to switch: audible ones off, silent ones on. No side rows start then.
+            lessons: Whether silent seeds are taught.
         """
-        alpha, silent = known.alpha, known.silent
+        alpha, silent = known.alpha, known.silent * lessons
         if switched is not None:
             over = np.where(known.loud, 0.0, known.target)
             alpha, silent = np.where(switched.cpu().numpy(), over, alpha), np.zeros_like(silent)
@@ -294,55 +310,65 @@ class Fleet:
         def seeds(kind: Kind, hosts: np.ndarray) -> Seeds:
             living, at = hosts >= 0, (hosts, kind.slot)
             loud, aim = (np.where(living, x[at], 0).astype(np.float32) for x in (alpha, known.target))
-            return Seeds(hosts, known.graft[at].astype(np.int64), loud, aim, living & (silent[at] > 0), known.lr[at])
+            taught = living & (silent[at] > 0)
+            starts = living & (known.due[at] > 0) if measuring else taught
+            return Seeds(hosts, known.graft[at].astype(np.int64), loud, aim, starts, taught, known.lr[at])
 
         buckets = {kind: seeds(kind, bucket.hosts) for kind, bucket in self.buckets.items()}
+        if switched is not None:
+            buckets = {kind: seeds._replace(starts=np.zeros_like(seeds.starts)) for kind, seeds in buckets.items()}
         return assign(buckets, len(self.slots), measuring and switched is None, self.padding)
 
     @property
     def num_steps(self) -> int:
-        """Steps of one pass over the training data."""
-        return len(self.train_data[0]) // self.config.batch_size
+        """Steps of an epoch."""
+        return self.config.steps_of(len(self.train_data[0]))
 
     def pace(self) -> Pace | None:
         """Return what every host can afford in its next epoch; None if lives are counted in epochs."""
         if self.budget is None:
             return None
         cost, measured = epoch_cost(self.costs, self.state), len(self.validation_data.x) * self.charges_measuring
-        return paced(self.budget, self.spent, cost, self.config.batch_size, self.num_steps, measured)
+        size, lesson_every = self.config.batch_size, self.lifecycle.lesson_every
+        return paced(self.budget, self.spent, cost, size, self.num_steps, measured * self.is_measured, lesson_every)
 
     def train_epoch(
         self, known: Known | None = None, pace: Pace | None = None
     ) -> tuple[Float[Tensor, " N"], Norms, Float[Tensor, "N S"]]:
-        """Train every host for one pass over the training data, or for as many steps as its budget allows.
+        """Train every host for one epoch, or for as many steps as its budget allows.
 
         Returns:
             Mean losses; mean gradient norms of parameters; and mean norms of the loss's gradient with respect to the
             streams at slots.
         """
-        assignment = self.assignment(known or self.known(), measuring=False)
-        count = torch.zeros((), dtype=torch.int64, device=self.device)
+        known = known or self.known()
+        self.count.zero_()
         order = permutation(key(self.rng_seeds, Purpose.SHUFFLE, self.epoch), len(self.train_data[0]))
         losses, pulls = self.losses.zero_(), self.pulls.zero_()
         norms: Norms = {name: stack.norms.zero_() for name, stack in self.network.stacks.items()}
         num_steps = self.num_steps if pace is None else int(pace.steps.max())  # waits for the device
-        chunks = self.memory.chunks(self.num_hosts, self.config.batch_size, *rows_of(assignment))
-        inputs = (pack(assignment, self.device), order, count, chunks, pace)
-        program = self.recorded("train", self.train_step, inputs)
-        if program is None:
-            here = unpack(inputs[0])
-            for _ in range(num_steps):
-                self.train_step(here, *inputs[1:])
-        else:
-            program(inputs)
-            for _ in range(num_steps - 1):
-                program.graph.replay()
+        every = self.lifecycle.lesson_every
+        steps = [self.step_of(self.assignment(known, measuring=False), order, pace)]
+        if every > 1 and known.silent.any():
+            steps.append(self.step_of(self.assignment(known, measuring=False, lessons=False), order, pace))
+        for n in range(num_steps):
+            steps[0 if n % every == 0 else -1]()
         if pace is None:
             return losses / num_steps, {name: norm / num_steps for name, norm in norms.items()}, pulls / num_steps
         hosts = {kind: upload(np.maximum(bucket.hosts, 0), self.device) for kind, bucket in self.buckets.items()}
         made = {None: pace.steps} | {kind: pace.steps[rows] for kind, rows in hosts.items()}
         means = {name: norm / made[name].to(norm.dtype) for name, norm in norms.items()}
         return losses / pace.steps, means, pulls / pace.steps[:, None]
+
+    def step_of(self, assignment: Assignment, order: Tensor, pace: Pace | None) -> Callable[[], None]:
+        """Return a function that trains every host on its next batch, by a captured program if there is one."""
+        chunks = self.memory.chunks(self.num_hosts, self.config.batch_size, *rows_of(assignment))
+        inputs = (pack(assignment, self.device), order, chunks, pace)
+        program = self.recorded("train", self.train_step, inputs)
+        if program is None:
+            return partial(self.train_step, unpack(inputs[0]), *inputs[1:])
+        program.load(inputs)
+        return program.graph.replay
 
     def recorded(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Program | None:
         """Return the captured program for these inputs, or None if this fleet does not capture programs."""
@@ -351,7 +377,7 @@ class Fleet:
 
         def warm_up() -> None:
             changing = [t for stack in self.network.stacks.values() for t in (*stack.tensors.values(), stack.norms)]
-            changing += [self.losses, self.pulls]
+            changing += [self.losses, self.pulls, self.count]
             before = [t.clone() for t in changing]
             function(*tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, inputs))
             for tensor, value in zip(changing, before, strict=True):
@@ -359,16 +385,15 @@ class Fleet:
 
         return self.programs.find(name, function, inputs, warm_up, kinds=tuple(self.network.stacks))
 
-    def train_step(
-        self, assignment: Assignment | Packed, order: Tensor, count: Tensor, chunks: int, pace: Pace | None = None
-    ) -> None:
+    def train_step(self, assignment: Assignment | Packed, order: Tensor, chunks: int, pace: Pace | None = None) -> None:
         """Train every host on its next batch, clipping row by row, and add to the sums of losses and norms.
 
         Hosts that have made all steps that their pace allows are not trained.
         """
         assignment = unpack(assignment) if isinstance(assignment, Packed) else assignment
         size = self.config.batch_size
-        at = count if pace is None else count % self.num_steps  # a last epoch may go on from the beginning
+        count, batches = self.count, len(self.train_data[0]) // size
+        at = count if pace is None else count % batches  # a last epoch may go on from the beginning
         batch = order.index_select(1, at * size + torch.arange(size, device=self.device))
         running = self.everyone if pace is None else pace.running(count)
         stacks = self.network.stacks
@@ -385,7 +410,7 @@ class Fleet:
                 total = total + side.where(assignment.beside.real, 0.0).sum()
             wanted = [*flats.values(), *streams]
             (*new,) = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)
-            pulled += torch.stack([_squares(g) for g in new[len(flats) :]], 1)
+            pulled += torch.stack([squares(g) for g in new[len(flats) :]], 1)
             new = new[: len(flats)]
             gradients = [a + b for a, b in zip(gradients, new, strict=True)] if gradients else new
             self.losses += loss.detach() if pace is None else loss.detach().where(running, 0.0)
@@ -468,32 +493,3 @@ class Fleet:
         """Return the sums of loss and metric over examples."""
         targets = y.expand(len(out), *y.shape)
         return by_row(self.objective.loss, out, targets), by_row(self.objective.metric, out, targets)
-
-    def examine(self, train_loss: Tensor, norms: Norms, pulls: Tensor, measured: Measured) -> Vitals:
-        """Return the vitals after an epoch: which hosts and seeds are healthy, and what seeds contribute."""
-        sane = train_loss.isfinite() & measured.loss.isfinite() & norms[None].isfinite()
-        sane &= self.trunk.flat.isfinite().all(1)
-        healthy = torch.ones(self.num_hosts, len(self.slots), dtype=torch.bool, device=self.device)
-        share = torch.full_like(self.state.alpha, torch.nan)
-        learning = incubating(self.state) | speaking(self.state)
-        for s in range(len(self.slots)):
-            here = {kind: bucket for kind, bucket in self.buckets.items() if kind.slot == s}
-            if here:
-                hosts = np.concatenate([bucket.hosts for bucket in here.values()])
-                rows, hosts = (upload(x, self.device) for x in (np.flatnonzero(hosts >= 0), hosts[hosts >= 0]))
-                finite = torch.cat([bucket.stack.flat.isfinite().all(1) for bucket in here.values()])[rows]
-                norm = torch.cat([norms[kind] for kind in here])[rows]
-                share[hosts, s] = (norm / norms[None][hosts]).to(share.dtype)
-                healthy[hosts, s] = finite & (~learning[hosts, s] | ((norm > 0) & norm.isfinite()))
-        return Vitals(sane, healthy, measured.contribution, share, pulls.to(share.dtype))
-
-
-def _squares(gradient: Float[Tensor, "N ..."]) -> Float[Tensor, " N"]:
-    """Return the squared norm of each row, summed in fp32 at least."""
-    dtype = torch.promote_types(gradient.dtype, torch.float32)
-    return torch.linalg.vector_norm(gradient.flatten(1), dim=1, dtype=dtype).square()
-
-
-def by_row(judge: Callable[[Tensor, Tensor], Tensor], out: Tensor, y: Tensor) -> Float[Tensor, " R"]:
-    """Sum a per-example function over the examples of each row."""
-    return judge(out.flatten(0, 1), y.flatten(0, 1)).unflatten(0, out.shape[:2]).sum(1)

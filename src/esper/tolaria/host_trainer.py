@@ -200,11 +200,22 @@ class HostTrainer:
         if self.budget is None:
             return None
         budget, spent = (torch.tensor([x], dtype=torch.float64) for x in (self.budget, self.spent))
-        size, steps = self.config.batch_size, len(self.task.train.x) // self.config.batch_size
-        return paced(budget, spent, epoch_cost(self.costs, self.state), size, steps, len(self.task.validation.x))
+        cost, measured = epoch_cost(self.costs, self.state), len(self.task.validation.x) * self.is_measured
+        size, lesson_every = self.config.batch_size, self.lifecycle.lesson_every
+        return paced(budget, spent, cost, size, self.num_steps, torch.tensor([measured]), lesson_every)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of an epoch."""
+        return self.config.steps_of(len(self.task.train.x))
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the contributions of seeds are measured in the coming epoch."""
+        return bool(self.lifecycle.measures(torch.tensor([self.epoch + 1])))
 
     def train_epoch(self, pace: Pace | None = None) -> tuple[float, dict[str, float], Tensor]:
-        """Train for one pass over the training data, or for as many steps as the budget allows.
+        """Train for one epoch, or for as many steps as the budget allows.
 
         Returns:
             The mean loss; the mean gradient norm of each optimizer group; and the mean norm of the loss's gradient with
@@ -216,11 +227,11 @@ class HostTrainer:
         batches = order[: len(x) // size * size].view(-1, size)
         losses, norms, pulls = [], [], []
         rates = [group["lr"] for group in self.optimizer.param_groups]
-        for n in range(len(batches) if pace is None else int(pace.steps)):
+        for n in range(self.num_steps if pace is None else int(pace.steps)):
             batch = batches[n % len(batches)]
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate if pace is None else rate * float(pace.rate(n))
-            loss, pull = self.gradients(x[batch], y[batch])
+            loss, pull = self.gradients(x[batch], y[batch], teaches=n % self.lifecycle.lesson_every == 0)
             losses.append(loss)
             pulls.append(pull)
             norms.append(self.step())
@@ -229,11 +240,16 @@ class HostTrainer:
         mean = {name: sum(norm[name] for norm in norms) / len(norms) for name in norms[0]}
         return sum(losses) / len(losses), mean, torch.stack(pulls).mean(0)
 
-    def gradients(self, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
+    def gradients(self, x: Tensor, y: Tensor, teaches: bool = True) -> tuple[float, Tensor]:
         """Compute the gradients of one batch.
 
         An incubating seed gets the gradient of the loss with the seed at its alpha target; everything else gets that of
         the host's own loss.
+
+        Args:
+            x: Examples.
+            y: Their targets.
+            teaches: Whether incubating seeds get a gradient.
 
         Returns:
             The loss, and the norm of its gradient with respect to the stream at each slot.
@@ -244,7 +260,7 @@ class HostTrainer:
         for stream in streams:
             stream.retain_grad()
         loss.backward()
-        for s in incubating(self.state)[0].nonzero()[:, 0].tolist():
+        for s in incubating(self.state)[0].nonzero()[:, 0].tolist() if teaches else ():
             parameters = list(self.host.slot(s).parameters())
             with self.frozen_but(s):
                 out = self.host.after(s, streams[s].detach(), {s: self.state.alpha_target[0, s]})
@@ -330,16 +346,25 @@ class HostTrainer:
             vitals.healthy[0, s] = all_finite(slot) and (not learns or 0 < norms[spec.name] < torch.inf)
             speaks = bool(speaking(self.state)[0, s])
             alpha = torch.tensor(0.0) if speaks else self.state.alpha_target[0, s]
+            if not self.is_measured:
+                vitals.contribution[0, s] = self.vitals.contribution[0, s]
+                continue
             switched = self.judged(self.host.after(s, streams[s], {s: alpha})).score
             vitals.contribution[0, s] = now.score - switched if speaks else switched - now.score
         return vitals
 
     def flops(self) -> int:
         """Return the FLOPs of one epoch: training, incubation and evaluation, counterfactuals included."""
-        cost = epoch_cost(self.costs, self.state)
-        trained = len(self.task.train.x) // self.config.batch_size * self.config.batch_size
-        measured = cost.validation + cost.counterfactuals
-        return int(trained * cost.step + len(self.task.validation.x) * measured)
+        cost, steps = epoch_cost(self.costs, self.state), self.num_steps
+        untaught = steps - -(-steps // self.lifecycle.lesson_every)
+        is_measured = self.lifecycle.measures(torch.tensor([self.epoch]))
+        measured = cost.validation + is_measured * cost.counterfactuals
+        trained = self.config.batch_size * (steps * cost.step - untaught * cost.lessons)
+        return int(trained + len(self.task.validation.x) * measured)
+
+    def flops_of_validation(self) -> int:
+        """Return the FLOPs of a plain forward pass of one example."""
+        return int(epoch_cost(self.costs, self.state).validation)
 
     def report(self, action: Sequence[int], refused: bool, train_loss: float, evaluation: Evaluation) -> EpochReport:
         """Return the report of the last epoch."""

@@ -144,7 +144,7 @@ class Network:
             slot: Slot of the new twins.
         """
         sources = copied[bucket.hosts[rows]]
-        for source in np.unique(sources).tolist():
+        for source in map(int, np.unique(sources)):
             new = rows[sources == source]
             hosts = bucket.hosts[new]
             if source < 0:

@@ -7,12 +7,14 @@ from jaxtyping import Int
 from torch import Tensor
 
 from esper.kasmina.blueprints import blueprint
+from esper.kasmina.cost import CostTable, PassCost
 from esper.kasmina.host import num_parameters
 from esper.kasmina.slots import build_seed
 from esper.leyline.actions import ActionSpace, Graft
 from esper.leyline.specs import SlotSpec, TaskSpec
 from esper.leyline.state import Setting
 
+TRAIN = PassCost._fields.index("train")
 SeedTable = Int[Tensor, "S K G"]
 
 
@@ -29,11 +31,17 @@ def seed_sizes(slots: Sequence[SlotSpec], space: ActionSpace) -> SeedTable:
 
 
 def make_setting(
-    task: TaskSpec, slots: Sequence[SlotSpec], space: ActionSpace, sizes: SeedTable, bare: int, episode: int
+    task: TaskSpec,
+    slots: Sequence[SlotSpec],
+    space: ActionSpace,
+    sizes: SeedTable,
+    bare: int,
+    episode: int,
+    costs: CostTable | None = None,
 ) -> Setting:
     """Return the setting of hosts with `bare` parameters before growth, for episodes of `episode` decisions.
 
-    `sizes` are the parameters of every possible seed.
+    `sizes` are the parameters of every possible seed; `costs` their FLOPs, if episodes have a budget.
     """
     stream = slots[0].stream
     return Setting(
@@ -44,4 +52,5 @@ def make_setting(
         parameters=bare,
         families=tuple(blueprint(name, stream).spec.family for name in space.blueprints),
         seed_parameters=sizes[:, :, Graft.ADD] / bare,
+        seed_costs=None if costs is None else costs.seeds[TRAIN, :, :, Graft.ADD] / costs.host.train,
     )

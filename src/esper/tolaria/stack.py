@@ -198,3 +198,14 @@ def step(
     for old, new in ((flat, moved), (first, momentum), (second, variance)):
         old.copy_(torch.where(rows, new, old))
     steps.copy_(taken)
+
+
+def squares(gradient: Float[Tensor, "N ..."]) -> Float[Tensor, " N"]:
+    """Return the squared norm of each row, summed in fp32 at least."""
+    dtype = torch.promote_types(gradient.dtype, torch.float32)
+    return torch.linalg.vector_norm(gradient.flatten(1), dim=1, dtype=dtype).square()
+
+
+def by_row(judge: Callable[[Tensor, Tensor], Tensor], out: Tensor, y: Tensor) -> Float[Tensor, " R"]:
+    """Sum a per-example function over the examples of each row."""
+    return judge(out.flatten(0, 1), y.flatten(0, 1)).unflatten(0, out.shape[:2]).sum(1)

@@ -1,6 +1,5 @@
 """Save and load training files: a grown host with its optimizer, slot states and random counters."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from esper.kasmina.lifecycle import problems
 from esper.kasmina.model_files import regrow, topology
 from esper.leyline.errors import FileError
 from esper.leyline.state import SlotState, Vitals
-from esper.leyline.tensor_files import Tensors, fits, match, parsing, read, write
+from esper.leyline.tensor_files import Tensors, fields_of, fits, match, parsing, read, write
 from esper.tolaria.host_trainer import HostTrainer
 from esper.tolaria.surgery import add_group, make_optimizer
 
@@ -48,8 +47,8 @@ def settings(trainer: HostTrainer) -> dict[str, Any]:
     return {
         "task": trainer.task.spec.name,
         "dtype": str(trainer.dtype),
-        "config": asdict(trainer.config),
-        "lifecycle": asdict(trainer.lifecycle),
+        "config": fields_of(trainer.config, "steps"),
+        "lifecycle": fields_of(trainer.lifecycle, "lesson_every", "measure_every"),
     }
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from esper.kasmina.blueprints import space, tokens, vector
-from esper.kasmina.blueprints.twins import twin
 from esper.kasmina.blueprints.probe import probe
+from esper.kasmina.blueprints.twins import twin
 from esper.leyline.actions import TWIN
 from esper.leyline.errors import EsperError, unknown
 from esper.leyline.rng import isolated

@@ -1,0 +1,36 @@
+"""Judge the hosts of a fleet after an epoch: which hosts and seeds are healthy, and what seeds contribute."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.kasmina.lifecycle import incubating, speaking
+from esper.leyline.state import NO_BLUEPRINT, Vitals
+from esper.tolaria.assignment import upload
+
+if TYPE_CHECKING:
+    from esper.tolaria.fleet import Fleet, Measured, Norms
+
+
+def examined(fleet: "Fleet", train_loss: Tensor, norms: "Norms", pulls: Tensor, measured: "Measured") -> Vitals:
+    """Return the vitals after an epoch: which hosts and seeds are healthy, and what seeds contribute."""
+    sane = train_loss.isfinite() & measured.loss.isfinite() & norms[None].isfinite()
+    sane &= fleet.trunk.flat.isfinite().all(1)
+    healthy = torch.ones(fleet.num_hosts, len(fleet.slots), dtype=torch.bool, device=fleet.device)
+    share = torch.full_like(fleet.state.alpha, torch.nan)
+    learning = incubating(fleet.state) | speaking(fleet.state)
+    for s in range(len(fleet.slots)):
+        here = {kind: bucket for kind, bucket in fleet.buckets.items() if kind.slot == s}
+        if here:
+            hosts = np.concatenate([bucket.hosts for bucket in here.values()])
+            rows, hosts = (upload(x, fleet.device) for x in (np.flatnonzero(hosts >= 0), hosts[hosts >= 0]))
+            finite = torch.cat([bucket.stack.flat.isfinite().all(1) for bucket in here.values()])[rows]
+            norm = torch.cat([norms[kind] for kind in here])[rows]
+            share[hosts, s] = (norm / norms[None][hosts]).to(share.dtype)
+            healthy[hosts, s] = finite & (~learning[hosts, s] | ((norm > 0) & norm.isfinite()))
+    held = fleet.state.blueprint != NO_BLUEPRINT
+    before = fleet.vitals.contribution.where(held, torch.nan)  # where it is not measured, the last one stands
+    contribution = torch.where(fleet.is_measured[:, None], measured.contribution, before)
+    return Vitals(sane, healthy, contribution, share, pulls.to(share.dtype))

@@ -1,0 +1,144 @@
+"""What a life spends on silent lessons and counterfactuals: as much as is asked for, and charged as it happens."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.kasmina import LifecycleConfig
+from esper.leyline.errors import EsperError
+from esper.leyline.lifecycle import Stage
+from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, HostTrainer, TrainConfig
+from toys import CHAINS, SPECS, germinate, random_legal, rows_of, toy_task, toy_trainer
+
+CHEAP = LifecycleConfig(lesson_every=2, measure_every=3)
+
+
+def pair(kind: str, lifecycle: LifecycleConfig, **options) -> tuple[Fleet, list[HostTrainer]]:
+    """The same hosts, stacked and alone, with three steps an epoch out of four batches."""
+    task, config = toy_task(kind, 128, dtype=torch.float64), TrainConfig(batch_size=32, lr=0.01, steps=3, **options)
+    fleet = Fleet(SPECS[kind], task, range(6), config, lifecycle=lifecycle, engine=Engine(precision="fp64"))
+    alone = [
+        HostTrainer(SPECS[kind], task, config, lifecycle=lifecycle, rng_seed=n, dtype=torch.float64) for n in range(6)
+    ]
+    return fleet, alone
+
+
+@pytest.mark.parametrize("budget", [None, 9.5])
+@pytest.mark.parametrize("kind", SPECS)
+def test_the_fleet_equals_its_hosts_in_cheap_lives(kind, budget):
+    """Weights, contributions and what is charged, with lessons on half of the steps, measured every third epoch."""
+    fleet, alone = pair(kind, CHEAP)
+    if budget is not None:
+        epoch = fleet.num_steps * fleet.config.batch_size * fleet.costs.host.train
+        fleet.budget = torch.full((6,), budget * epoch, dtype=torch.float64)
+        for host in alone:
+            host.budget = budget * epoch
+    generator, living = torch.Generator().manual_seed(2), set(range(6))
+    measured, silent = 0, 0
+    for decision in range(1, 13):
+        actions = random_legal(fleet.legal(), fleet.space.sizes, generator)
+        _, train_loss, now = fleet.decide(actions)
+        silent += int((fleet.state.stage == Stage.TRAINING).sum())
+        for n in sorted(living):
+            report = alone[n].decide(actions[n].tolist())
+            assert report.flops == fleet.flops()[n]
+            assert alone[n].spent == fleet.spent[n].item()
+            assert report.train_loss == pytest.approx(train_loss[n].item(), abs=1e-9)
+            for name, weights in alone[n].host.named_parameters():
+                torch.testing.assert_close(rows_of(fleet, n)[name], weights, rtol=0, atol=1e-9)
+            ours, theirs = fleet.vitals.contribution[n].double(), alone[n].vitals.contribution[0].double()
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6, equal_nan=True)
+            assert torch.equal(fleet.vitals.healthy[n], alone[n].vitals.healthy[0])
+        fresh = ~now.contribution.isnan()
+        assert decision % 3 == 0 or not fresh.any(), "no counterfactual rows in other epochs"
+        measured += int(fresh.sum())
+        living -= set(fleet.over.nonzero()[:, 0].tolist())
+    assert silent > 5
+    assert measured > 3
+
+
+@pytest.mark.parametrize("kind", ["mlp", *CHAINS])
+def test_what_cheap_lives_are_charged_is_what_torch_counts(kind):
+    """Over whole epochs of a plain host, while it teaches a silent seed and while the seed is heard."""
+    trainer = toy_trainer(kind, lifecycle=CHEAP, examples=160)  # five steps an epoch
+    validation = len(trainer.task.validation.x)
+    trainer.budget = 1e9 * trainer.costs.host.train
+    trainer.act(germinate(trainer, trainer.space.blueprints[0]))
+    for _ in range(8):
+        before = trainer.spent
+        with FlopCounterMode(display=False) as counter:
+            trainer.decide(trainer.space.action())
+        plain = validation * int(trainer.flops_of_validation())
+        assert counter.get_total_flops() == trainer.spent - before + plain
+        assert trainer.flops() == counter.get_total_flops()
+    assert trainer.state.stage[0, 0] in (Stage.HOLDING, Stage.BLENDING)
+
+
+def test_a_contribution_stands_until_it_is_measured_again():
+    fleet, _ = pair("mlp", LifecycleConfig(measure_every=3))
+    plant = torch.tensor([fleet.space.action("GERMINATE", slot="s0", blueprint="mlp")] * 6)
+    wait = torch.tensor([fleet.space.action()] * 6)
+    seen = []
+    for action in (plant, *[wait] * 7):
+        fleet.decide(action)
+        seen.append(fleet.vitals.contribution[:, 0].clone())
+    assert seen[0].isnan().all()
+    assert seen[1].isnan().all()
+    assert seen[2].isfinite().all()
+    assert torch.equal(seen[2], seen[3])
+    assert torch.equal(seen[2], seen[4])
+    assert not torch.equal(seen[4], seen[5])
+    fleet.decide(torch.tensor([fleet.space.action("PRUNE", slot="s0", alpha_speed="instant")] * 6))
+    assert fleet.vitals.contribution.isnan().all(), "of a seed that is gone, nothing is known"
+
+
+def test_without_measurements_nothing_is_charged_for_them_and_nothing_is_known():
+    fleet, _ = pair("mlp", LifecycleConfig(measure_every=0))
+    env = FleetEnv(fleet, EnvConfig(budget=30.0))
+    env.reset()
+    plant = torch.tensor([fleet.space.action("GERMINATE", slot="s0", blueprint="low_rank")] * 6)
+    for action in (plant, *[torch.tensor([fleet.space.action()] * 6)] * 6):
+        step = env.step(action)
+    assert step.final.vitals.contribution.isnan().all()
+    cost = fleet.num_steps * fleet.config.batch_size * fleet.costs.host.train
+    assert step.final.flops[0] == cost * step.final.pace[0]
+    assert step.final.pace[0] > 1
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_without_silent_training_seeds_are_heard_at_once(kind):
+    fleet, _ = pair(kind, LifecycleConfig(min_training=0, training=0))
+    plant = torch.tensor([fleet.space.action("GERMINATE", slot="s0", blueprint=fleet.space.blueprints[0])] * 6)
+    fleet.decide(plant)
+    assert (fleet.state.stage[:, 0] == Stage.BLENDING).all()
+    assert (fleet.state.alpha[:, 0] > 0).all()
+
+
+def test_epochs_of_a_few_steps_draw_from_all_examples():
+    """Three of four batches an epoch: in a few epochs, every example has been seen."""
+    trainer = pair("mlp", LifecycleConfig())[1][0]
+    seen, original = set(), trainer.gradients
+
+    def listen(x, y, teaches):
+        seen.update(map(tuple, x.tolist()))
+        return original(x, y, teaches)
+
+    trainer.gradients = listen
+    trainer.train_epoch()
+    assert len(seen) == 96
+    trainer.epoch += 1
+    trainer.train_epoch()
+    trainer.epoch += 1
+    trainer.train_epoch()
+    assert len(seen) > 120
+
+
+def test_impossible_lives_are_refused():
+    with pytest.raises(EsperError, match="lesson_every must be at least 1, not 0; set training to 0"):
+        LifecycleConfig(lesson_every=0)
+    with pytest.raises(EsperError, match="measure_every must be at least 0, not -1"):
+        LifecycleConfig(measure_every=-1)
+    with pytest.raises(EsperError, match="steps must be at least 1, not 0"):
+        TrainConfig(steps=0)
+    with pytest.raises(EsperError, match=r"steps \(7\) of batch_size 32 exceed the 192 training examples"):
+        toy_trainer("mlp", config=TrainConfig(batch_size=32, steps=7))
