@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from esper.exam import derived, plans
+from esper.exam import derived, plans, probing, sizes
 from esper.exam.runs import ArmResult
 from esper.exam.sitting import Played, Sitting
 from esper.exam.verdicts import NEVER, ORACLE, RIGHT_SIZE, require_unique_names
+from esper.leyline.actions import TWIN
 from esper.leyline.errors import EsperError
 from esper.tamiyo.policies import (
+    Doubling,
     GapTrigger,
     GreedyGradient,
     Heuristic,
@@ -46,6 +48,16 @@ def with_plans(sitting: Sitting) -> bool:
 def with_teacher(sitting: Sitting) -> bool:
     """In thorough exams, on tasks that have a teacher."""
     return sitting.config.thorough and "teacher_width" in sitting.facts
+
+
+def with_twins(sitting: Sitting) -> bool:
+    """On a budget, where hosts have blocks to copy."""
+    return sitting.fleet.env.budget is not None and TWIN in sitting.hosts.example.setting.space.blueprints
+
+
+def with_sizes(sitting: Sitting) -> bool:
+    """On a budget, where the setting declares sizes to compare with."""
+    return sitting.fleet.env.budget is not None and bool(sitting.fleet.sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +126,7 @@ ARMS: tuple[Arm, ...] = (
     ),
     _rule(lambda: GreedyGradient(against=True), "the heuristic's actions in the slot where that gradient is smallest"),
     _rule(Oversized, "plants in every slot at once, prunes what contributes nothing"),
+    _rule(Doubling, "doubles the number of blocks at 0.3 and 0.6 of the budget, by twins", with_twins),
     Arm(
         name="best plan",
         does="the best of 50 random plans (or `--plans`); the policy has seen none of them",
@@ -146,6 +159,12 @@ ARMS: tuple[Arm, ...] = (
         needs=("static",),
         when=at_unequal_compute,
     ),
+    Arm(
+        name=probing.PROBE,
+        does="tries each doubling on a copy, keeps the better, and pays for both",
+        play=probing.probe,
+        when=with_twins,
+    ),
     Arm(name="replay", does="the actions of the policy on other hosts", play=derived.replay, when=thorough),
     Arm(
         name=RIGHT_SIZE,
@@ -154,7 +173,35 @@ ARMS: tuple[Arm, ...] = (
         when=with_teacher,
     ),
 )
-"""All arms besides the policy under test, in the order of reports; guests with a policy come after the plans."""
+"""All arms besides the policy under test, in the order of reports; guests with a policy come after the plans. Exams with
+sizes to compare with have the arms of `sized`, too."""
+
+
+def sized(sitting: Sitting) -> list[Arm]:
+    """Return the arms of fixed sizes, and those that choose among them."""
+    each = [
+        Arm(
+            name=sizes.name_of(widths),
+            does="hosts of this size, from scratch, for as many FLOPs",
+            play=lambda sitting, played, widths=widths: sizes.fixed(sitting, widths),
+            when=with_sizes,
+        )
+        for widths in sitting.fleet.sizes
+    ]
+    best = Arm(
+        name=sizes.HINDSIGHT,
+        does="the fixed size that was best on other hosts",
+        play=sizes.hindsight,
+        needs=tuple(arm.name for arm in each),
+        when=with_sizes,
+    )
+    halving = Arm(
+        name=sizes.SWEEP,
+        does="successive halving over the fixed sizes, all of which are paid for",
+        play=sizes.sweep,
+        when=with_sizes,
+    )
+    return [*each, best, halving]
 
 
 def admitted(sitting: Sitting, ours: str, guests: Sequence[Policy | Arm]) -> list[Arm]:
@@ -164,7 +211,7 @@ def admitted(sitting: Sitting, ours: str, guests: Sequence[Policy | Arm]) -> lis
         EsperError: Two arms have the same name, an arm lacks one that it needs, or a guest cannot play here.
     """
     invited = [guest if isinstance(guest, Arm) else Arm.of(guest) for guest in guests]
-    there = [arm for arm in (*ARMS, *invited) if arm.when(sitting)]
+    there = [arm for arm in (*ARMS, *sized(sitting), *invited) if arm.when(sitting)]
     arms = sorted(there, key=lambda arm: arm.policy is None)
     require_unique_names([ours, *(arm.name for arm in arms)])
     for n, arm in enumerate(arms):

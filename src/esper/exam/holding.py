@@ -12,8 +12,11 @@ from esper.exam.derived import grown_on_tuning_hosts
 from esper.exam.records import Background, ExamReport, Life
 from esper.exam.runs import ArmResult
 from esper.exam.sitting import Played, Sitting
+from esper.exam.sizes import resized
 from esper.exam.tuning import Choices, Tell
 from esper.exam.verdicts import Circumstances, compare_arms
+from esper.kasmina.cost import PassCost
+from esper.leyline.errors import EsperError
 from esper.recipes.config import FleetConfig, Recipe
 from esper.tamiyo.policies import Policy
 from esper.tolaria import Engine
@@ -88,11 +91,39 @@ def hold(
     for arm in arms:
         if arm.play is not None:
             others[arm.name] = arm.play(sitting, played)
+    if sitting.fleet.env.budget is not None:
+        require_equal_compute(sitting, [ours, *others.values()])
     sitting.hosts.places.fleet = None  # the next fleet needs the memory
     data = "test" if sitting.config.final else "validation"
     given = Circumstances(data, sitting.fleet.variant, sitting.unseen, tuner.grid, background)
     fleet = sitting.hosts.example.fleet
     return compare_arms(fleet, sitting.rent, ours, list(others.values()), sitting.rng_seed, given), lives
+
+
+def require_equal_compute(sitting: Sitting, arms: Sequence[ArmResult]) -> None:
+    """Raise an error if an arm of an exam on a budget has spent more or less than the budget, to the step.
+
+    Hosts that failed have ended early, and do not count.
+    """
+    budget, most = sitting.hosts.example.life(), dearest_step(sitting)
+    assert budget is not None
+    for arm in arms:
+        for run in arm.runs:
+            off = (run.outcome.flops.double() - budget[0]).abs().where(run.outcome.sick == 0, 0.0)
+            if bool((off > most).any()):
+                raise EsperError(
+                    f"arm {arm.name!r} spent {float(off.max()) / float(budget[0]):.2%} more or less than the budget"
+                    " on a host: arms of an exam on a budget must spend the same, to the step"
+                )
+
+
+def dearest_step(sitting: Sitting) -> float:
+    """Return the FLOPs of one step: of a host with the dearest seed in every slot, or of one host of each fixed size."""
+    fleet = sitting.hosts.example.fleet
+    seeds = PassCost(*(x.amax((1, 2)) for x in fleet.costs.seeds))
+    grown = fleet.costs.host.train + int((seeds.train + seeds.alone + fleet.costs.rest_through).sum())
+    sizes = [resized(sitting, widths).hosts.example.fleet.costs.host.train for widths in sitting.fleet.sizes]
+    return fleet.config.batch_size * max(grown, sum(sizes))
 
 
 def within_memory(engine: Engine) -> Engine:

@@ -49,6 +49,11 @@ class Hosts:
         band = Band.FINAL if self.config.final else Band.DEVELOPMENT
         return self.env(self.config.hosts, 1, band, [lr], self.config.final, episode)
 
+    def forked(self, lr: float, copies: int) -> FleetEnv:
+        """Build an env with several copies of each host of `scored`, side by side."""
+        band = Band.FINAL if self.config.final else Band.DEVELOPMENT
+        return self.env(self.config.hosts, copies, band, [lr] * copies, self.config.final)
+
     def others(self, lr: float, training: int) -> FleetEnv:
         """Build an env with as many other hosts, which only one training meets."""
         return self.env(self.config.hosts, 1, Band.OTHERS + training, [lr], test=True)

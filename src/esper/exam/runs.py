@@ -17,6 +17,7 @@ from esper.leyline.reports import EpochReport, SlotReport
 from esper.leyline.state import NO_BLUEPRINT, Setting, SlotState
 from esper.simic.evaluation import Outcome, Tally
 from esper.simic.lives import Transition, episode
+from esper.simic.rewards import objective
 from esper.tamiyo.features import View
 from esper.tamiyo.policies import FixedPlan, Policy
 from esper.tolaria import Fleet, FleetEnv
@@ -80,6 +81,44 @@ def run_arm(
     task, kind, name = env.fleet.task.name, host_name(env.fleet), name or policy.name
     lives = [Life(task, kind, name, host, epochs) for host, epochs in enumerate(recorder.episodes())]
     return ArmRun(tally.outcome, lives, recorder.actions, recorder.final, seconds)
+
+
+class Traced(NamedTuple):
+    """One episode of all hosts on a budget, decision by decision."""
+
+    spent: Float[Tensor, "T N"]
+    """Share of the budget that is spent after each decision."""
+    objective: Float[Tensor, "T N"]
+    """J on the validation data after each decision."""
+    outcome: Outcome
+    topology: SlotState
+    seconds: float
+
+    def at(self, share: float) -> Float[Tensor, " N"]:
+        """Return J after the last decision that had spent no more than a share of the budget; after the first, if all
+        had."""
+        last = ((self.spent <= share + 1e-9).sum(0) - 1).clamp(min=0)
+        return self.objective.gather(0, last[None])[0]
+
+    def paying(self, price: float, outcome: Outcome) -> "Traced":
+        """Return the trace of hosts that pay a price throughout, and their outcome with it."""
+        return self._replace(objective=self.objective - price, outcome=outcome)
+
+
+def run_traced(env: FleetEnv, policy: Policy, rent: float, rng_seed: int = 0) -> Traced:
+    """Evaluate a policy on all hosts of an env with a budget, and keep J after every decision."""
+    tally, recorder = Tally(env), EpisodeRecorder(env, range(0))
+    started, spent, worth = time.perf_counter(), [], []
+    for transition in episode(env, policy, rent, rng_seed):
+        (step,), (before,) = transition.steps, transition.before
+        alive, now = tally.alive.clone(), objective(step.final, before.rent)
+        assert step.final.spent is not None
+        spent.append(step.final.spent.where(alive, torch.inf))
+        worth.append(now.where(alive, worth[-1] if worth else now))
+        tally.add(transition)
+        recorder.add(transition)
+    seconds = time.perf_counter() - started
+    return Traced(torch.stack(spent), torch.stack(worth), tally.outcome, recorder.final, seconds)
 
 
 def host_name(fleet: Fleet) -> str:

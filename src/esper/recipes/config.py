@@ -62,6 +62,10 @@ class FleetConfig:
     """Kind of host, such as mlp, cnn1d, cnn2d or transformer."""
     widths: tuple[int, ...]
     """Width of each segment of a host; a slot follows each segment."""
+    slots: int = 1
+    """Slots behind each segment."""
+    sizes: tuple[tuple[int, ...], ...] = ()
+    """Widths of the hosts that exams on a budget train from scratch, to compare with: a grid of depths or widths."""
     hosts: int = 32
     """Number of hosts that are trained at the same time."""
     rates: tuple[float, ...] = (1.0,)
@@ -89,7 +93,7 @@ class FleetConfig:
     @property
     def _setting(self) -> tuple[Any, ...]:
         env = replace(self.env, rng_seed=0, group=1, staggered=False)
-        return self.task, self.options, self.host, self.widths, self.train, self.lifecycle, env
+        return self.task, self.options, self.host, self.widths, self.slots, self.train, self.lifecycle, env
 
     @property
     def variant(self) -> str:
@@ -111,7 +115,7 @@ class FleetConfig:
         """Build a fleet of this many hosts."""
         gc.collect()  # a fleet and its recorded programs refer to each other, and hold the device's memory
         task = load_task(self.task, **self.options)
-        spec = HostSpec(self.host, task.spec.inputs, task.spec.outputs, self.widths)
+        spec = HostSpec(self.host, task.spec.inputs, task.spec.outputs, self.widths, self.slots)
         return Fleet(spec, task, range(hosts), self.train, lifecycle=self.lifecycle, engine=engine)
 
     def build_group(self, engine: Engine, hosts: int, group: int, band: int) -> FleetEnv:

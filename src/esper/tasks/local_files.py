@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from esper.leyline.errors import FileError
+from esper.leyline.errors import EsperError, FileError
 from esper.leyline.objectives import CLASSIFICATION, LANGUAGE
 from esper.leyline.specs import TaskSpec
 from esper.leyline.state import Split
@@ -47,10 +47,11 @@ def images(path: str | Path = "", name: str = "images") -> TaskData:
     return TaskData(spec, Split(xs[0], train_split.y), Split(xs[1], validation.y), Split(xs[2], held.y))
 
 
-def text(path: str | Path = "", context: int = 64, name: str = "text") -> TaskData:
+def text(path: str | Path = "", context: int = 64, validation: int = 0, name: str = "text") -> TaskData:
     """Predict the next character of a text file (64 tokens, one class per character).
 
     `context` is the number of tokens per example. The last two tenths of the text are validation and test data.
+    `validation` is the number of validation examples, spread over their tenth; 0: all.
     """
     file = _existing(path, "text", "a plain text file in UTF-8")
     try:
@@ -70,8 +71,12 @@ def text(path: str | Path = "", context: int = 64, name: str = "text") -> TaskDa
     x = stream[: windows * context].view(windows, context)
     y = stream[1 : windows * context + 1].view(windows, context)
     tenth = windows // 10
-    train, validation, test = divide(Split(x, y), windows - 2 * tenth, tenth)
-    return TaskData(TaskSpec(name, (context,), len(alphabet), LANGUAGE), train, validation, test)
+    if not 0 <= validation <= tenth:
+        raise EsperError(f"validation must be from 0 to {tenth}, a tenth of the text, not {validation}")
+    train, held, test = divide(Split(x, y), windows - 2 * tenth, tenth)
+    spread = torch.arange(validation or tenth) * tenth // (validation or tenth)
+    held = Split(held.x[spread], held.y[spread])
+    return TaskData(TaskSpec(name, (context,), len(alphabet), LANGUAGE), train, held, test)
 
 
 def _existing(path: str | Path, task: str, forms: str) -> Path:

@@ -18,6 +18,7 @@ _tasks: dict[str, Builder] = {
     "waves": synthetic.waves,
     "glyphs": synthetic.glyphs,
     "planted": synthetic.planted,
+    "phrases": synthetic.phrases,
     "images": local_files.images,
     "text": local_files.text,
 }

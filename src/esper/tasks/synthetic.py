@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import EsperError
-from esper.leyline.objectives import CLASSIFICATION
+from esper.leyline.objectives import CLASSIFICATION, LANGUAGE
 from esper.leyline.rng import Purpose, key, uniform
 from esper.leyline.specs import TaskSpec
 from esper.leyline.state import Split
@@ -102,6 +102,38 @@ def glyphs(
 
 def _turn(periods: Tensor) -> Tensor:
     return torch.polar(torch.ones_like(periods), 2 * math.pi * periods)
+
+
+LETTERS = 12
+"""Letters of the phrases; one more token separates words."""
+
+
+def phrases(words: int = 48, context: int = 32, examples: int = 6000, rng_seed: int = 0) -> TaskData:
+    """Predict the next letter of phrases in an invented language (32 tokens, 13 classes).
+
+    `words` is the size of its vocabulary. Words have 2 to 5 letters, and each is one of four that may follow the two
+    words before it, which are likely to different degrees. `context` is the number of tokens per example.
+    """
+    if words < 2 or context < 2:
+        raise EsperError(f"words ({words}) and context ({context}) must be at least 2")
+    lengths = 2 + (4 * uniform(key(rng_seed, Purpose.DATA, "words"), words)).long()
+    spelling = (LETTERS * uniform(key(rng_seed, Purpose.DATA, "letters"), words * 6)).long().view(words, 6)
+    at = torch.arange(6)
+    spelling = torch.where(at == lengths[:, None], LETTERS, spelling).where(at <= lengths[:, None], -1)
+    follows = (words * uniform(key(rng_seed, Purpose.DATA, "follows"), words * words * 4)).long().view(words, words, 4)
+    drawn = uniform(key(rng_seed, Purpose.DATA, "phrases"), examples * (context + 1)).view(context + 1, examples)
+    likely = torch.bucketize(drawn, torch.tensor([0.6, 0.85, 0.95], dtype=drawn.dtype))
+    before, last = (words * uniform(key(rng_seed, Purpose.DATA, "first"), 2 * examples)).long().view(2, examples)
+    spoken = []
+    for choice in likely[: context // 3 + 1]:  # a word has at least three tokens
+        before, last = last, follows[before, last, choice]
+        spoken.append(spelling[last])
+    letters = torch.cat(spoken, 1)
+    order = (letters < 0).long().argsort(dim=1, stable=True)[:, : context + 1]  # letters first, without the gaps
+    tokens = letters.gather(1, order)
+    spec = TaskSpec("phrases", (context,), LETTERS + 1, LANGUAGE)
+    validation, test, train = divide(Split(tokens[:, :-1], tokens[:, 1:]), *[examples // 12] * 2)
+    return TaskData(spec, train, validation, test)
 
 
 def planted(width: int = 16, inputs: int = 16, classes: int = 4, examples: int = 6000, rng_seed: int = 0) -> TaskData:
