@@ -173,8 +173,8 @@ ARMS: tuple[Arm, ...] = (
         when=with_teacher,
     ),
 )
-"""All arms besides the policy under test, in the order of reports; guests with a policy come after the plans. Exams with
-sizes to compare with have the arms of `sized`, too."""
+"""All arms besides the policy under test, in the order of reports; guests with a policy come after the plans. Exams
+with sizes to compare with have the arms of `sized`, too."""
 
 
 def sized(sitting: Sitting) -> list[Arm]:

@@ -118,7 +118,7 @@ def require_equal_compute(sitting: Sitting, arms: Sequence[ArmResult]) -> None:
 
 
 def dearest_step(sitting: Sitting) -> float:
-    """Return the FLOPs of one step: of a host with the dearest seed in every slot, or of one host of each fixed size."""
+    """Return the FLOPs of one step of a host with the dearest seed in every slot, or of one host of each fixed size."""
     fleet = sitting.hosts.example.fleet
     seeds = PassCost(*(x.amax((1, 2)) for x in fleet.costs.seeds))
     grown = fleet.costs.host.train + int((seeds.train + seeds.alone + fleet.costs.rest_through).sum())
