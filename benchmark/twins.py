@@ -22,7 +22,6 @@ from esper.recipes.config import FleetConfig, Recipe
 from esper.tamiyo.policies import Doubling
 from esper.tolaria import Engine, EnvConfig, TrainConfig
 
-
 OTHERS = ("random", "heuristic", "doubling", "probe")
 """Arms of other exams that this comparison does not need."""
 
