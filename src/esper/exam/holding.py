@@ -12,7 +12,7 @@ from esper.exam.derived import grown_on_tuning_hosts
 from esper.exam.records import Background, ExamReport, Life
 from esper.exam.runs import ArmResult
 from esper.exam.sitting import Played, Sitting
-from esper.exam.sizes import resized
+from esper.exam.sizes import step_cost
 from esper.exam.tuning import Choices, Tell
 from esper.exam.verdicts import Circumstances, compare_arms
 from esper.kasmina.cost import PassCost
@@ -122,7 +122,7 @@ def dearest_step(sitting: Sitting) -> float:
     fleet = sitting.hosts.example.fleet
     seeds = PassCost(*(x.amax((1, 2)) for x in fleet.costs.seeds))
     grown = fleet.costs.host.train + int((seeds.train + seeds.alone + fleet.costs.rest_through).sum())
-    sizes = [resized(sitting, widths).hosts.example.fleet.costs.host.train for widths in sitting.fleet.sizes]
+    sizes = [step_cost(sitting, widths) for widths in sitting.fleet.sizes]
     return fleet.config.batch_size * max(grown, sum(sizes))
 
 

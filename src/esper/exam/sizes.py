@@ -12,6 +12,9 @@ import torch
 
 from esper.exam.runs import ArmResult, ArmRun, run_traced
 from esper.exam.sitting import Played, Sitting
+from esper.kasmina.cost import host_cost
+from esper.kasmina.host import num_parameters
+from esper.kasmina.hosts import build_host
 from esper.simic.evaluation import Outcome, evaluate
 from esper.tamiyo.policies import Never
 
@@ -26,18 +29,21 @@ def name_of(widths: Sequence[int]) -> str:
 
 def resized(sitting: Sitting, widths: tuple[int, ...], share: float = 1.0) -> Sitting:
     """Return a sitting with hosts of another size that spend a share of the same FLOPs."""
-    env = sitting.fleet.env
+    env, bare = sitting.fleet.env, sitting.hosts.example.fleet.spec
     assert env.budget is not None
-    shape = replace(sitting.fleet, widths=widths, slots=1)
-    bare, other = (s.hosts.example.fleet for s in (sitting, sitting.in_shape(shape)))
-    epochs = env.budget * share * bare.costs.host.train / other.costs.host.train
-    return sitting.in_shape(replace(shape, env=replace(env, budget=epochs)))
+    epochs = env.budget * share * host_cost(bare).train / step_cost(sitting, widths)
+    return sitting.in_shape(replace(sitting.fleet, widths=widths, slots=1, env=replace(env, budget=epochs)))
 
 
-def growth_of(sitting: Sitting, other: Sitting) -> float:
+def step_cost(sitting: Sitting, widths: tuple[int, ...]) -> int:
+    """Return the FLOPs of training hosts of another size on one example."""
+    return host_cost(replace(sitting.hosts.example.fleet.spec, widths=widths, slots=1)).train
+
+
+def growth_of(sitting: Sitting, widths: tuple[int, ...]) -> float:
     """Return how much larger hosts of another size are than bare ones."""
-    size, bare = (s.hosts.example.fleet.trunk.layout.num_parameters for s in (other, sitting))
-    return size / bare - 1
+    bare = sitting.hosts.example.fleet.spec
+    return num_parameters(build_host(replace(bare, widths=widths))) / num_parameters(build_host(bare)) - 1
 
 
 def priced(sitting: Sitting, outcome: Outcome, growth: float) -> Outcome:
@@ -57,7 +63,7 @@ def tried(sitting: Sitting) -> list[tuple[float, float]]:
             other = resized(sitting, widths)
             rates = other.tuner.grid
             outcome = evaluate(other.hosts.tuning(sitting.config.tuned_on, rates), Never(), sitting.rent)
-            paid = priced(sitting, outcome, growth_of(sitting, other))
+            paid = priced(sitting, outcome, growth_of(sitting, widths))
             means = paid.objective.view(-1, len(rates)).mean(0).tolist()
             found += [rates[means.index(max(means))], max(means)]
         return found
@@ -72,7 +78,7 @@ def fixed(sitting: Sitting, widths: tuple[int, ...]) -> ArmResult:
     other, name = resized(sitting, widths), name_of(widths)
     sitting.tell(f"{name} on the hosts that count")
     arm = other.play(name, [Never()], lr)
-    runs = [run._replace(outcome=priced(sitting, run.outcome, growth_of(sitting, other))) for run in arm.runs]
+    runs = [run._replace(outcome=priced(sitting, run.outcome, growth_of(sitting, widths))) for run in arm.runs]
     return arm._replace(runs=runs, paired=False)
 
 
@@ -108,9 +114,9 @@ def sweep(sitting: Sitting, played: Played) -> ArmResult:
     for widths, (lr, _) in zip(sizes, tried(sitting), strict=True):
         other = resized(sitting, widths, sum(parts))
         traces.append(run_traced(other.hosts.scored(lr), Never(), sitting.rent, sitting.rng_seed))
-        growth, fleet = growth_of(sitting, other), other.hosts.example.fleet
+        growth = growth_of(sitting, widths)
         traces[-1] = traces[-1].paying(sitting.rent * math.log1p(growth), priced(sitting, traces[-1].outcome, growth))
-        steps.append(fleet.config.batch_size * fleet.costs.host.train)
+        steps.append(sitting.fleet.train.batch_size * step_cost(sitting, widths))
     alive = torch.ones(len(sizes), sitting.config.hosts, dtype=torch.bool, device=traces[0].spent.device)
     whole = torch.stack([trace.outcome.flops for trace in traces])
     per_step = torch.tensor(steps, device=whole.device)[:, None]

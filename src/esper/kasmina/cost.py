@@ -4,6 +4,7 @@ Everything is counted for one example, on the modules themselves: a training pas
 *side row*, which starts at the slot of a seed from a detached stream and trains that seed alone, or measures it.
 """
 
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -75,9 +76,13 @@ def host_cost(spec: HostSpec) -> PassCost:
     return cost._replace(train=cost.alone)
 
 
-@cache
 def seed_cost(slot: SlotSpec, blueprint: str, graft: Graft) -> PassCost:
     """Count the passes of a seed. One that cannot be built in the slot is never planted, and costs nothing."""
+    return _seed_cost(replace(slot, name=""), blueprint, graft)  # slots of one shape share what has been counted
+
+
+@cache
+def _seed_cost(slot: SlotSpec, blueprint: str, graft: Graft) -> PassCost:
     try:
         seed = build_seed(slot, blueprint, graft)
     except EsperError:
@@ -86,19 +91,18 @@ def seed_cost(slot: SlotSpec, blueprint: str, graft: Graft) -> PassCost:
 
 
 @cache
-def _rest_cost(spec: HostSpec, slot: int) -> PassCost:
-    """Count the passes of the bare segments behind a slot."""
+def _rest_cost(spec: HostSpec, segment: int) -> PassCost:
+    """Count the passes of the bare segments behind one of them."""
     host = build_host(spec)
-    return _counted(
-        nn.Sequential(*host.segments[slot // spec.slots + 1 :]), torch.zeros(1, *host.slot_specs[slot].shape)
-    )
+    rest = nn.Sequential(*host.segments[segment + 1 :])
+    return _counted(rest, torch.zeros(1, *host.slot_specs[segment * spec.slots].shape))
 
 
 def cost_table(spec: HostSpec, device: torch.device) -> CostTable:
     """Count everything that hosts of a spec can do."""
     host = build_host(spec)
     slots, space = host.slot_specs, host.space
-    rests = [_rest_cost(spec, s) for s in range(len(slots))]
+    rests = [_rest_cost(spec, s // spec.slots) for s in range(len(slots))]
     seeds = [[[seed_cost(slot, name, graft) for graft in Graft] for name in space.blueprints] for slot in slots]
     return CostTable(
         host_cost(spec),
