@@ -65,7 +65,8 @@ def test_plans_are_tried_and_imitated_on_hosts_apart():
     assert (tried.config.rng_seed, tried.config.group) == (fleet.env.rng_seed + Band.SEARCH + 1, 3)
     assert tried.fleet.lr.tolist() == pytest.approx([0.02] * 3 + [0.04] * 3)
     controller, before = Controller(SMALL, 1), Controller(SMALL, 2)
-    shown = show(replace(asked, known=asked.fleets), fleet, controller, before)
+    places, known = Places(fleet, asked.engine), replace(asked, known=asked.fleets)
+    shown = show(known, places, asked.learn.rent.end, controller, before)
     env = fleet.build_group(asked.engine, START.lives, 1, Band.SHOW)
     alone = record_episodes(env, [LearnedPolicy(before)], controller, asked.learn.rent.end, asked.learn.reward, 0)
     assert torch.equal(shown.episodes.reward, alone.reward)
@@ -117,7 +118,9 @@ def test_it_shows_itself_where_it_knows_its_way_and_is_tried_elsewhere():
     known = replace(known, known=new.fleets)
     (here,), (there,) = known.fleets, new.fleets
     more = replace(there, hosts=99, env=replace(there.env, rng_seed=9))
-    itself, other = (show(known, fleet, controller, before) for fleet in (more, here))
+    itself, other = (
+        show(known, Places(fleet, known.engine), known.learn.rent.end, controller, before) for fleet in (more, here)
+    )
     assert [policy.controller for policy in itself.best] == [before], "not who is still to learn"
     assert itself.took == (START.lives, 4 * START.lives), "nobody had to be tried"
     tournament = 5 * START.hosts + 2 * 4 * START.hosts  # five take part, two of them in a second round

@@ -19,12 +19,12 @@ from esper.cli.sizes import Size, size_in_bytes
 from esper.exam.config import ExamConfig, quick
 from esper.exam.files import digest, read_plan, require_different
 from esper.exam.holding import held_one_by_one
-from esper.exam.records import Background
+from esper.exam.records import Background, ExamReport
 from esper.exam.tuning import Choices, Tell
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.json_records import jsonable
 from esper.recipes import FleetConfig, Recipe
-from esper.recipes.suite import HELD_OUT, chosen
+from esper.recipes.suite import BUDGETED, HELD_OUT, QUICK_BUDGETED, budgeted, budgeted_text, chosen
 from esper.tamiyo.controller_files import SHIPPED, load_controller
 from esper.tamiyo.policies import LearnedPolicy, Policy
 from esper.telemetry import RunFolder
@@ -51,6 +51,9 @@ class Exam:
     """Text to examine on, character by character, alone or with --tasks."""
     plan: Annotated[tuple[Path, ...], optional("FILE ...", "none")] = ()
     """Growth plans that take part, each a JSON list such as [{"decision": 0, "op": "GERMINATE", "slot": "s0"}]."""
+    budgeted: Flag = False
+    """Examine at equal compute: every host has a budget of FLOPs, and fixed sizes, the best of them in hindsight, a
+    sweep over them, doubling and probing take part. --tasks then names settings on a budget: phrases-16, glyphs-8..."""
     quick: Flag = False
     """Give a coarse answer: three baselines, one learning rate, at most six settings, validation data."""
     device: Annotated[str | None, optional("DEVICE", "the recipe's; cpu for the shipped controller")] = None
@@ -110,7 +113,7 @@ class Exam:
             if place:
                 place.keep_exam(exams, lives, runs)
             if self.json:
-                print(json_module.dumps(jsonable(asdict(exams[-1]))))
+                print(json_module.dumps(jsonable(plain_exam(exams[-1]))))
             else:
                 show_exam(exams[-1], literal_console())
         if place is None and config.final:
@@ -151,8 +154,18 @@ class Exam:
 
     def settings(self) -> list[FleetConfig]:
         """Return the settings asked for; by default those that the shipped controller was not trained on."""
+        if self.budgeted:
+            return self.on_a_budget()
         asked = chosen(self.tasks, self.images, self.text)
         return asked or ([] if self.runs else chosen(HELD_OUT))
+
+    def on_a_budget(self) -> list[FleetConfig]:
+        """Return the settings with a budget that are asked for; by default a few small ones."""
+        if self.images is not None:
+            raise EsperError("--images does not work with --budgeted: examine on --text or --tasks")
+        own = [] if self.text is None else [budgeted_text(self.text)]
+        names = self.tasks or (() if own else QUICK_BUDGETED if self.quick else (*BUDGETED,))
+        return [*(budgeted(*names) if names else ()), *own]
 
     def asked(self, folders: Sequence[RunFolder], fleets: Sequence[FleetConfig]) -> Recipe:
         """Return the recipe to examine under: the first run's, or one made of the settings for controller files."""
@@ -166,6 +179,14 @@ class Exam:
         if self.memory_budget is not None:
             found = replace(found, engine=replace(found.engine, memory_budget=size_in_bytes(self.memory_budget)))
         return found
+
+
+def plain_exam(exam: ExamReport) -> dict[str, Any]:
+    """Return an exam as plain data. Every arm has its mean score, and `vs`: the policy under test minus the arm, in J."""
+    plain = asdict(exam)
+    for arm, told in zip(exam.arms, plain["arms"], strict=True):
+        told |= {"score": sum(arm.scores) / len(arm.scores), "vs": told["difference"]}
+    return plain
 
 
 def few(fleets: Sequence[FleetConfig], most: int = 6) -> list[FleetConfig]:

@@ -39,7 +39,17 @@ def headings(exam: ExamReport, columns: Sequence[str]) -> list[str]:
 
 def about(exam: ExamReport) -> str:
     """Return the sentences below the table: place, size, cost, cautions, and where the exam was held."""
-    return " ".join(filter(None, (_place(exam), _size(exam), _cost(exam), _caution(exam), exam.held)))
+    return " ".join(filter(None, (_budget(exam), _place(exam), _size(exam), _cost(exam), _caution(exam), exam.held)))
+
+
+def _budget(exam: ExamReport) -> str:
+    """Say what every arm spends, if episodes have a budget."""
+    if exam.budget is None:
+        return ""
+    spent = [arm.flops / exam.budget for arm in exam.arms]
+    return (
+        f"Every host of every arm spends {exam.budget:.3g} FLOPs, to the step ({min(spent):.3f} to {max(spent):.3f})."
+    )
 
 
 def _place(exam: ExamReport) -> str:

@@ -45,6 +45,11 @@ def with_plans(sitting: Sitting) -> bool:
     return sitting.config.plans > 0
 
 
+def with_grid(sitting: Sitting) -> bool:
+    """Where plans are searched for, and episodes are counted in epochs: on a budget, fixed sizes take its place."""
+    return with_plans(sitting) and sitting.fleet.env.budget is None
+
+
 def with_teacher(sitting: Sitting) -> bool:
     """In thorough exams, on tasks that have a teacher."""
     return sitting.config.thorough and "teacher_width" in sitting.facts
@@ -137,7 +142,7 @@ ARMS: tuple[Arm, ...] = (
         name=ORACLE,
         does="the best of every blueprint in every slot at two times, and of as many pairs of those",
         policy=plans.grid_oracle,
-        when=with_plans,
+        when=with_grid,
     ),
     Arm(
         name="longer",

@@ -91,29 +91,29 @@ def hold(
     for arm in arms:
         if arm.play is not None:
             others[arm.name] = arm.play(sitting, played)
-    if sitting.fleet.env.budget is not None:
-        require_equal_compute(sitting, [ours, *others.values()])
+    budget = None
+    if (life := sitting.hosts.example.life()) is not None:
+        budget = float(life[0])
+        require_equal_compute(budget, dearest_step(sitting), [ours, *others.values()])
     sitting.hosts.places.fleet = None  # the next fleet needs the memory
     data = "test" if sitting.config.final else "validation"
-    given = Circumstances(data, sitting.fleet.variant, sitting.unseen, tuner.grid, background)
+    given = Circumstances(data, sitting.fleet.variant, sitting.unseen, tuner.grid, background, budget)
     fleet = sitting.hosts.example.fleet
     return compare_arms(fleet, sitting.rent, ours, list(others.values()), sitting.rng_seed, given), lives
 
 
-def require_equal_compute(sitting: Sitting, arms: Sequence[ArmResult]) -> None:
-    """Raise an error if an arm of an exam on a budget has spent more or less than the budget, to the step.
+def require_equal_compute(budget: float, step: float, arms: Sequence[ArmResult]) -> None:
+    """Raise an error if an arm of an exam on a budget has spent more or less than that, by more than a step.
 
     Hosts that failed have ended early, and do not count.
     """
-    budget, most = sitting.hosts.example.life(), dearest_step(sitting)
-    assert budget is not None
     for arm in arms:
         for run in arm.runs:
-            off = (run.outcome.flops.double() - budget[0]).abs().where(run.outcome.sick == 0, 0.0)
-            if bool((off > most).any()):
+            off = (run.outcome.flops.double() - budget).abs().where(run.outcome.sick == 0, 0.0)
+            if bool((off > step).any()):
                 raise EsperError(
-                    f"arm {arm.name!r} spent {float(off.max()) / float(budget[0]):.2%} more or less than the budget"
-                    " on a host: arms of an exam on a budget must spend the same, to the step"
+                    f"arm {arm.name!r} spent {float(off.max()) / budget:.2%} more or less than the budget on a host:"
+                    " arms of an exam on a budget must spend the same, to the step"
                 )
 
 

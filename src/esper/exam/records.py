@@ -143,6 +143,8 @@ class ExamReport:
     """Date, software and machine of the exam."""
     of_oracle: Interval | None = None
     """The policy's gain over never growing as a share of the grid oracle's; None if the oracle gains nothing."""
+    budget: float | None = None
+    """FLOPs of every host in every arm, to the step; None if episodes are counted in epochs."""
 
     @property
     def setting(self) -> str:

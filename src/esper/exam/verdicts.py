@@ -35,6 +35,8 @@ class Circumstances(NamedTuple):
     grid: Sequence[float] = ()
     """Learning rates that arms chose from."""
     background: Background = Background()
+    budget: float | None = None
+    """FLOPs of an episode; None if episodes are counted in epochs."""
 
 
 def require_unique_names(names: Sequence[str]) -> None:
@@ -81,6 +83,7 @@ def compare_arms(
         variant=given.variant,
         unseen=given.unseen,
         at_the_edge=at_the_edge(arms, given.grid),
+        budget=given.budget,
         **asdict(given.background),
     )
 

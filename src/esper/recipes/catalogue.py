@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from esper.leyline.errors import unknown
 from esper.recipes.config import FleetConfig, PretrainConfig, Recipe, WarmStartConfig
+from esper.recipes.suite import budgeted as on_a_budget
 from esper.recipes.suite import harder, images, later, setting, text, varied
 from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule
 from esper.simic.ppo import REVIEWED
@@ -95,6 +96,27 @@ def general() -> Recipe:
     return replace(plain, pretrain=pretrain, controller=controller, learn=last, checkpoint_every=2).seeded(0)
 
 
+def budgeted() -> Recipe:
+    """Lives on a budget of compute, at any price of growth: six settings; 10 minutes on an H200 GPU."""
+    learn = LearnConfig(
+        updates=12,
+        ppo=PPOConfig(lr=5e-4, lr_end=5e-5, minibatches=16, entropy_coef=0.01, entropy_end=0.001, anneal=12),
+        collect=CollectConfig(horizon=40, prices=(0.0, 0.02, 0.1)),
+        rent=RentSchedule(start=0.02),
+    )
+    start = WarmStartConfig(plans=13, hosts=2, best=1, lives=32, epochs=100)  # 16 contestants: 32 hosts in every round
+    return Recipe(
+        name="budgeted",
+        fleets=on_a_budget(),
+        controller=ControllerConfig(hidden=128, size=False),
+        warm_start=start,
+        learn=learn,
+        engine=Engine(device="cuda", precision="fp32"),
+        exam=0,
+        checkpoint_every=2,
+    )
+
+
 def _for_a_gpu(name: str, *fleets: FleetConfig) -> Recipe:
     """Many small steps, full rent from the first update, and an entropy bonus that fades."""
     learn = LearnConfig(
@@ -137,6 +159,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "mnist1d": mnist1d,
     "mnist1d_gpu": mnist1d_gpu,
     "general": general,
+    "budgeted": budgeted,
     "cifar10": cifar10,
     "characters": characters,
     "reviewed": reviewed,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from esper.kasmina import LifecycleConfig
 from esper.leyline.errors import unknown
 from esper.recipes.config import FleetConfig
 from esper.tolaria import EnvConfig, TrainConfig
@@ -119,6 +120,67 @@ def harder(hosts: int = 96) -> tuple[FleetConfig, ...]:
 
 def _at_three_rates(hosts: int, *fleets: FleetConfig) -> tuple[FleetConfig, ...]:
     return tuple(replace(fleet, hosts=hosts, rates=(0.5, 1.0, 2.0)) for fleet in fleets)
+
+
+def _chain(
+    task: str, host: str, width: tuple[int, ...], lr: float, budget: float, batch: int = 32, **options: Option
+) -> FleetConfig:
+    """Return hosts whose blocks can be copied, with room for four times as many, on a budget."""
+    depths = [tuple(w for w in width for _ in range(times)) for times in (1, 2, 3, 4)]
+    return FleetConfig(
+        task=task,
+        options=options,
+        host=host,
+        widths=width,
+        slots=3,
+        sizes=tuple(depths),
+        hosts=32,
+        train=TrainConfig(lr=lr, batch_size=batch, steps=10),
+        lifecycle=CHEAP,
+        env=EnvConfig(budget=budget, group=8),
+    )
+
+
+def _perceptron(task: str, width: int, lr: float, budget: float, **options: Option) -> FleetConfig:
+    """Return perceptrons on a budget, which seeds can widen but nothing can deepen."""
+    plain = _fleet(task, options, "mlp", (width, width), lr)
+    sizes = tuple((width * times,) * 2 for times in (1, 2, 4))
+    env = EnvConfig(budget=budget, group=8)
+    return replace(plain, sizes=sizes, hosts=32, lifecycle=CHEAP, env=env)
+
+
+CHEAP = LifecycleConfig(min_training=0, training=1, lesson_every=2, measure_every=4)
+"""What lives on a budget spend on silent lessons and on measuring contributions."""
+BUDGETED: dict[str, Callable[[], FleetConfig]] = {
+    "phrases-16": lambda: _chain("phrases", "gpt", (16, 16), 1e-2, budget=60),
+    "phrases-24": lambda: _chain("phrases", "gpt", (24, 24), 1e-2, budget=120, words=128),
+    "glyphs-8": lambda: _chain("glyphs", "resnet", (8, 16), 1e-2, budget=40, variants=6, examples=6000),
+    "glyphs-6": lambda: _chain("glyphs", "resnet", (6, 12), 1e-2, budget=80, variants=10, noise=0.5, examples=6000),
+    "spirals-6": lambda: _perceptron("spirals", 6, 4e-2, budget=40),
+    "planted-4": lambda: _perceptron("planted", 4, 4e-2, budget=40, inputs=4, classes=8),
+    "phrases-8": lambda: _chain("phrases", "gpt", (8, 8), 2e-2, budget=30, batch=16, words=24, examples=2000),
+    "digits-8": lambda: _chain("digits", "resnet", (8, 8), 1e-2, budget=60, batch=64),
+    "waves-8": lambda: replace(_signals(8, task="waves"), env=EnvConfig(budget=30, group=8), lifecycle=CHEAP),
+}
+"""Settings on a budget, by name."""
+UNSEEN = ("phrases-8", "digits-8", "waves-8")
+"""Those that the recipe `budgeted` is not trained on."""
+QUICK_BUDGETED = ("phrases-8", "spirals-6")
+"""Those of a quick exam."""
+
+
+def budgeted(*names: str) -> tuple[FleetConfig, ...]:
+    """Return settings on a budget; by default all that the recipe `budgeted` is trained on."""
+    for name in names:
+        if name not in BUDGETED:
+            raise unknown("setting on a budget", name, BUDGETED)
+    return tuple(BUDGETED[name]() for name in names or [name for name in BUDGETED if name not in UNSEEN])
+
+
+def budgeted_text(path: str | Path, width: int = 32) -> FleetConfig:
+    """Return the setting on a budget for a text file, read character by character."""
+    options = _file(path) | {"validation": 256}
+    return _chain("text", "gpt", (width, width), 6e-3, budget=100, **options)
 
 
 def images(path: str | Path) -> FleetConfig:

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from esper.leyline.actions import TWIN
 from esper.leyline.errors import EsperError
 from esper.leyline.state import Setting
 from esper.leyline.tensor_files import match
@@ -14,7 +15,7 @@ from esper.simic.rollout import Rollout, record_episodes
 from esper.simic.search import random_plans, successive_halving
 from esper.tamiyo import Controller
 from esper.tamiyo.controller_files import SHIPPED, load_controller
-from esper.tamiyo.policies import Heuristic, LearnedPolicy, Never, Policy
+from esper.tamiyo.policies import Doubling, Heuristic, LearnedPolicy, Never, Policy
 from esper.tolaria import FleetEnv
 
 Progress = Callable[[str, float, float], object]
@@ -58,9 +59,12 @@ def begin(
         controller.adopt(before)
     if not recipe.warm_start.plans:
         return Took(0, 0)
-    shown = []
-    for n, fleet in enumerate(recipe.fleets):
-        shown.append(show(recipe, fleet, controller, before, partial(_within, progress, n, len(recipe.fleets))))
+    shown, prices = [], prices_of(recipe)
+    cases = [(places, price) for places in (Places(f, recipe.engine) for f in recipe.fleets) for price in prices]
+    for n, (places, price) in enumerate(cases):
+        shown.append(show(recipe, places, price, controller, before, partial(_within, progress, n, len(cases))))
+        if price == prices[-1]:
+            places.fleet = None  # the next fleet may need its memory
     imitate(recipe, controller, shown, progress)
     return Took(*map(sum, zip(*(fleet.took for fleet in shown), strict=True)))
 
@@ -70,19 +74,25 @@ def folder_of(run: str) -> Path:
     return SHIPPED if run == "shipped" else Path(run)
 
 
+def prices_of(recipe: Recipe) -> tuple[float, ...]:
+    """Return the prices of growth that the winners are searched for at: all that episodes draw from."""
+    return recipe.learn.collect.prices or (recipe.learn.rent.end,)
+
+
 def show(
     recipe: Recipe,
-    fleet: FleetConfig,
+    places: Places,
+    rent: float,
     controller: Controller,
     before: Controller | None = None,
     progress: Progress = unheard,
 ) -> Shown:
-    """Find the best policies for a fleet, and record their episodes as the controller would see them.
+    """Find the best policies for a fleet at a price, and record their episodes as the controller would see them.
 
     Where `before` was trained it is recorded itself; elsewhere it takes part in the tournament.
     """
-    start, rent, rng_seed = recipe.warm_start, recipe.learn.rent.end, recipe.learn.rng_seed
-    places, hosts = Places(fleet, recipe.engine), start.lives * start.best
+    start, rng_seed = recipe.warm_start, recipe.learn.rng_seed
+    fleet, hosts = places.config, start.lives * start.best
     best, lives, rounds = [LearnedPolicy(before)] if before else [], 0, 0
     if tried := contestants(recipe, fleet, places.env(hosts, 1, Band.SHOW).setting, before):
         rounds = num_rounds(len(tried), start.best)
@@ -100,7 +110,9 @@ def contestants(recipe: Recipe, fleet: FleetConfig, setting: Setting, before: Co
     if before and any(fleet.alike(known) for known in recipe.known):
         return []
     own = [LearnedPolicy(before)] if before else []
-    return [Never(), Heuristic(), *own, *random_plans(setting, recipe.warm_start.plans, recipe.learn.rng_seed)]
+    doubling = [Doubling()] if setting.seed_costs is not None and TWIN in setting.space.blueprints else []
+    plans = random_plans(setting, recipe.warm_start.plans, recipe.learn.rng_seed)
+    return [Never(), Heuristic(), *doubling, *own, *plans]
 
 
 def num_rounds(policies: int, best: int) -> int:

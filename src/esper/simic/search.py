@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from esper.leyline.actions import ALPHA_TARGETS, STYLES, TEMPOS
+from esper.leyline.actions import ALPHA_TARGETS, STYLES, TEMPOS, TWIN
 from esper.leyline.errors import EsperError
 from esper.leyline.state import Setting
 from esper.simic.evaluation import Outcome, StepCallback, evaluate
@@ -32,7 +32,8 @@ def single_plans(setting: Setting, decisions: Sequence[int]) -> list[FixedPlan]:
 def random_plans(setting: Setting, count: int, rng_seed: int = 0) -> list[FixedPlan]:
     """Return random plans: a seed in each of some slots, germinated within the first half of the episode.
 
-    Half of the seeds are advanced two decisions after they germinate.
+    Half of the seeds are advanced two decisions after they germinate. Where blocks can be copied, half of the plans
+    grow twins only.
     """
     if count < 1:
         raise EsperError(f"count must be at least 1, not {count}")
@@ -41,13 +42,15 @@ def random_plans(setting: Setting, count: int, rng_seed: int = 0) -> list[FixedP
 
 
 def _random_plan(setting: Setting, generator: random.Random) -> list[PlanStep]:
-    steps = []
+    steps, blueprints = [], setting.space.blueprints
+    if TWIN in blueprints and generator.random() < 0.5:
+        blueprints = (TWIN,)
     for slot in generator.sample(setting.space.slots, generator.randint(1, len(setting.space.slots))):
         decision = generator.choice((0, generator.randrange(max(setting.episode // 2, 1))))
         action = {
             "op": "GERMINATE",
             "slot": slot,
-            "blueprint": generator.choice(setting.space.blueprints),
+            "blueprint": generator.choice(blueprints),
             "style": generator.choice(list(STYLES)),
             "tempo": generator.choice(list(TEMPOS)),
             "alpha_target": generator.choice(list(ALPHA_TARGETS)),
