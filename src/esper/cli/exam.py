@@ -182,7 +182,7 @@ class Exam:
 
 
 def plain_exam(exam: ExamReport) -> dict[str, Any]:
-    """Return an exam as plain data. Every arm has its mean score, and `vs`: the policy under test minus the arm, in J."""
+    """Return an exam as plain data. Every arm has its mean score, and `vs`: the policy's J minus the arm's."""
     plain = asdict(exam)
     for arm, told in zip(exam.arms, plain["arms"], strict=True):
         told |= {"score": sum(arm.scores) / len(arm.scores), "vs": told["difference"]}

@@ -47,9 +47,8 @@ def _budget(exam: ExamReport) -> str:
     if exam.budget is None:
         return ""
     spent = [arm.flops / exam.budget for arm in exam.arms]
-    return (
-        f"Every host of every arm spends {exam.budget:.3g} FLOPs, to the step ({min(spent):.3f} to {max(spent):.3f})."
-    )
+    shares = f"{min(spent):.3f} to {max(spent):.3f} of it"
+    return f"Every host of every arm spends {exam.budget:.3g} FLOPs, to the step ({shares})."
 
 
 def _place(exam: ExamReport) -> str:

@@ -50,4 +50,5 @@ QUICK = ExamConfig(hosts=16, rates=(1.0,), plans=0, thorough=False, final=False)
 
 def quick(asked: ExamConfig, settings: int) -> ExamConfig:
     """Return the preliminary exam that is closest to the one asked for: fewer hosts where there are many settings."""
-    return replace(QUICK, hosts=min(asked.hosts, QUICK.hosts, max(64 // settings, 2)), price=asked.price)
+    hosts = min(asked.hosts, QUICK.hosts, max(64 // settings, 2))
+    return replace(QUICK, hosts=hosts, tuned_on=min(asked.tuned_on, 8), price=asked.price)

@@ -43,6 +43,8 @@ class Sitting:
         self.hosts = Hosts(fleet, recipe.engine, config)
         self.tell: Tell = lambda said: tell(f"{self.hosts.name}: {said}")
         self.choices: Choices = {} if choices is None else choices
+        self.tried_sizes: list[tuple[float, float]] = []
+        """The best learning rate of every fixed size, and its mean J; empty until they have been tried."""
         self.tuner = Tuner(self.hosts, self.rent, self.rng_seed, self.tell, self.choices, where)
 
     @property

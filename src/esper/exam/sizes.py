@@ -68,8 +68,10 @@ def tried(sitting: Sitting) -> list[tuple[float, float]]:
             found += [rates[means.index(max(means))], max(means)]
         return found
 
-    numbers = list(sitting.tuner.chosen(f"learning rates of {len(sitting.fleet.sizes)} sizes", choose))
-    return list(zip(numbers[::2], numbers[1::2], strict=True))
+    if not sitting.tried_sizes:
+        numbers = list(sitting.tuner.chosen(f"learning rates of {len(sitting.fleet.sizes)} sizes", choose))
+        sitting.tried_sizes = list(zip(numbers[::2], numbers[1::2], strict=True))
+    return sitting.tried_sizes
 
 
 def fixed(sitting: Sitting, widths: tuple[int, ...]) -> ArmResult:
