@@ -22,7 +22,7 @@ from esper.recipes.config import FleetConfig, Recipe
 from esper.tamiyo.policies import Doubling
 from esper.tolaria import Engine, EnvConfig, TrainConfig
 
-OTHERS = ("random", "heuristic", "doubling", "probe")
+OTHERS = ("random", "heuristic", "doubling", "probe", "sweep")
 """Arms of other exams that this comparison does not need."""
 
 
@@ -49,6 +49,15 @@ class ZeroDoubling(Doubling):
 
     def __init__(self) -> None:
         super().__init__(blueprint="zero_block")
+
+
+class Once(Doubling):
+    """Twins, to twice the depth only."""
+
+    name = "doubling once"
+
+    def __init__(self) -> None:
+        super().__init__(at=(0.3,))
 
 
 def main() -> None:
@@ -82,11 +91,12 @@ def main() -> None:
     )
     recipe = Recipe(name="twins", fleets=(fleet,), engine=Engine(device=asked.device, precision=asked.precision))
     zero = Arm(name=ZeroDoubling.name, does="the same plan, zero-initialised", policy=lambda sitting: ZeroDoubling())
+    once = Arm(name=Once.name, does="twins, to twice the depth", policy=lambda sitting: Once())
     ours = Doubling()
     ours.name = "doubling, twins"
     started = time.perf_counter()
     sitting = Sitting(recipe, fleet, config, tell=lambda said: print(said, file=sys.stderr, flush=True))
-    arms = [arm for arm in admitted(sitting, ours.name, [zero]) if arm.name not in OTHERS]
+    arms = [arm for arm in admitted(sitting, ours.name, [zero, once]) if arm.name not in OTHERS]
     report, _ = hold(sitting, [ours], arms)
     for arm in report.arms:
         told = {"arm": arm.name, "loss": arm.mean, "iqm": arm.iqm, "params": arm.params, "flops": arm.flops}
