@@ -46,13 +46,16 @@ class Hosts:
 
     def scored(self, lr: float, episode: int | None = None) -> FleetEnv:
         """Build the env that arms are scored in; its hosts are the same every time."""
-        band = Band.FINAL if self.config.final else Band.DEVELOPMENT
-        return self.env(self.config.hosts, 1, band, [lr], self.config.final, episode)
+        return self.env(self.config.hosts, 1, self.scored_band, [lr], self.config.final, episode)
+
+    @property
+    def scored_band(self) -> int:
+        """Where the hosts that count are drawn from."""
+        return Band.FINAL if self.config.final else Band.DEVELOPMENT
 
     def forked(self, lr: float, copies: int) -> FleetEnv:
         """Build an env with several copies of each host of `scored`, side by side."""
-        band = Band.FINAL if self.config.final else Band.DEVELOPMENT
-        return self.env(self.config.hosts, copies, band, [lr] * copies, self.config.final)
+        return self.env(self.config.hosts, copies, self.scored_band, [lr] * copies, self.config.final)
 
     def others(self, lr: float, training: int) -> FleetEnv:
         """Build an env with as many other hosts, which only one training meets."""
