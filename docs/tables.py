@@ -128,6 +128,7 @@ def styles() -> str:
 
 
 EXAMPLES = {"mlp": (16,), "cnn1d": (40, 1), "cnn2d": (8, 8, 1), "transformer": (64,)}
+EXAMPLES |= {"gpt": EXAMPLES["transformer"], "resnet": EXAMPLES["cnn2d"]}
 
 
 def hosts() -> str:

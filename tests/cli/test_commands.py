@@ -107,8 +107,8 @@ FLAGS = {
     "resume": "--log --json",
     "watch": "--once --every",
     "report": "",
-    "exam": "--tasks --images --text --plan --quick --device --memory-budget --out --json --hosts --rates --tuned-on"
-    " --plans --thorough --no-thorough --final --no-final --price --recorded",
+    "exam": "--tasks --images --text --plan --budgeted --quick --device --memory-budget --out --json --hosts --rates"
+    " --tuned-on --plans --thorough --no-thorough --final --no-final --price --recorded",
     "recipes": "--json",
     "tasks": "--json",
     "blueprints": "--json",

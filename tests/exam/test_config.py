@@ -26,4 +26,5 @@ def test_an_impossible_exam_is_refused(field, value, message):
 
 def test_a_quick_exam_has_fewer_hosts_where_there_are_many_settings():
     assert [quick(ExamConfig(), settings).hosts for settings in (1, 4, 5, 6, 99)] == [16, 16, 12, 10, 2]
-    assert quick(ExamConfig(hosts=7, price=0.1), 1) == replace(QUICK, hosts=7, price=0.1)
+    assert quick(ExamConfig(hosts=7, price=0.1), 1) == replace(QUICK, hosts=7, tuned_on=8, price=0.1)
+    assert quick(ExamConfig(tuned_on=5), 1).tuned_on == 5

@@ -80,7 +80,7 @@ def test_the_weak_presets():
     """Their parameters, counted by hand: segments, and the head behind them."""
     transformer_block = (32 + 16 * 48 + 16 * 16 + 16) + (32 + 2 * (16 * 16 + 16))
     gpt_block = (64 + 32 * 96 + 32 * 32 + 32) + (64 + 32 * 128 + 128 + 128 * 32 + 32)
-    residual_blocks = [(2 * c + 9 * c * c) + (2 * c + 9 * c * c + c) for c in (8, 16)]
+    residual_blocks = [(2 * c + 9 * c * c) + (2 * c + 9 * c * c) for c in (8, 16)]
     expected = {
         "mlp": ((16,), (16 * 8 + 8) + (8 * 8 + 8) + (8 * 10 + 10)),
         "cnn1d": ((40, 1), (5 * 8 + 16) + 2 * (5 * 8 * 8 + 16) + (8 * 10 + 10)),
@@ -147,7 +147,7 @@ def plain_resnet(x, p):
         body = functional.group_norm(x, 2, next(p), next(p)).relu()
         body = functional.conv2d(body, kernel(p), padding=1)
         body = functional.group_norm(body, 2, next(p), next(p)).relu()
-        x = x + functional.conv2d(body, kernel(p), next(p), padding=1)
+        x = x + functional.conv2d(body, kernel(p), padding=1)
     x = functional.group_norm(x, 2, next(p), next(p)).relu()
     return functional.linear(x.mean((2, 3)), next(p), next(p))
 

@@ -88,6 +88,7 @@ def test_a_contribution_stands_until_it_is_measured_again():
     assert torch.equal(seen[2], seen[3])
     assert torch.equal(seen[2], seen[4])
     assert not torch.equal(seen[4], seen[5])
+    fleet.decide(wait)
     fleet.decide(torch.tensor([fleet.space.action("PRUNE", slot="s0", alpha_speed="instant")] * 6))
     assert fleet.vitals.contribution.isnan().all(), "of a seed that is gone, nothing is known"
 

@@ -10,6 +10,7 @@ from esper.kasmina import Host, blueprint_names, build_host, load_model, save_mo
 from esper.kasmina.hosts import host_kind
 from esper.kasmina.slots import build_seed
 from esper.leyline.actions import Graft
+from esper.leyline.specs import Stream
 from toys import SPECS, bits
 
 ALPHAS = (0.0, 0.5, 1.0)
@@ -24,7 +25,7 @@ def every_blueprint(kind: str) -> Planted:
 
 def grown(kind: str, seeds: Planted) -> Host:
     """A host with one slot for each of these seeds. Silent seeds are full of NaN."""
-    host = build_host(replace(SPECS[kind], widths=(4,) * len(seeds)), rng_seed=1)
+    host = build_host(replace(SPECS[kind], widths=(4,) * len(seeds), slots=1), rng_seed=1)
     generator = torch.Generator().manual_seed(5)
     for s, (blueprint, graft, alpha) in enumerate(seeds):
         host.slot(s).plant(build_seed(host.slot_specs[s], blueprint, graft))
@@ -40,7 +41,7 @@ def grown_at_each_alpha(kind: str) -> Host:
 
 def examples(host: Host, count: int = 3) -> torch.Tensor:
     generator = torch.Generator().manual_seed(count)
-    if host.spec.kind == "transformer":
+    if host.stream is Stream.TOKENS:
         return torch.randint(host.spec.outputs, (count, *host.spec.inputs), generator=generator)
     return torch.randn(count, *host.spec.inputs, generator=generator)
 

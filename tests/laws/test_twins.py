@@ -210,6 +210,20 @@ def test_the_fleet_equals_its_hosts_through_two_doublings(kind, optimizer):
                 torch.testing.assert_close(second, moments[-1]["exp_avg_sq"], rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("epochs", range(5))
+@pytest.mark.parametrize("kind", CHAINS)
+def test_a_twin_copies_what_was_steady_before_the_decision(kind, epochs):
+    """In a fleet as alone, also where the first twin becomes steady in the epoch that the second is born in."""
+    fleet, alone = fleet_of(kind, 2), [trainer_of(kind, rng_seed=n) for n in range(2)]
+    for action in plan(fleet.space, 1, ("GERMINATE", "s0"), epochs, ("GERMINATE", "s1")):
+        fleet.decide(torch.tensor([action] * 2))
+        for host in alone:
+            host.decide(action)
+    for n, host in enumerate(alone):
+        for name, weights in host.host.named_parameters():
+            torch.testing.assert_close(rows_of(fleet, n)[name], weights, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("kind", CHAINS)
 def test_what_twins_are_charged_is_what_torch_counts(kind):
     """While they fade in, when they hold, and for measuring what they contribute."""

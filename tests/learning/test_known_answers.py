@@ -40,7 +40,7 @@ class Toy:
             host[:, 0], host[:, 1] = 1 - t / self.length, cue if t == 0 else 0.5
             eye = torch.zeros(hosts, self.slots, width(SLOT_FEATURES))
             eye[:, :, : self.slots] = torch.eye(self.slots)
-            described = torch.zeros(hosts, self.slots, self.blueprints, DESCRIPTORS)
+            described = torch.zeros(hosts, self.slots, self.blueprints, len(DESCRIPTORS))
             described[..., : self.blueprints] = torch.eye(self.blueprints)
             seen = Observation(
                 Features(host, eye),

@@ -448,7 +448,7 @@ def test_text_predicts_the_next_character(tmp_path):
 
 
 def test_every_task_has_a_name():
-    assert task_names() == ("mnist1d", "digits", "spirals", "waves", "glyphs", "planted", "images", "text")
+    assert task_names() == ("mnist1d", "digits", "spirals", "waves", "glyphs", "planted", "phrases", "images", "text")
 
 
 @pytest.mark.parametrize("name", task_names())

@@ -110,7 +110,7 @@ def random_observations(length: int, hosts: int, device: torch.device) -> Observ
     legal = normal(len(Op), SLOTS) > 0
     legal[..., Op.WAIT, :] = True
     features = Features(normal(width(HOST_FEATURES)), normal(SLOTS, width(SLOT_FEATURES)))
-    return Observation(features, legal, normal(SLOTS, BLUEPRINTS) > -1, normal(SLOTS, BLUEPRINTS, DESCRIPTORS))
+    return Observation(features, legal, normal(SLOTS, BLUEPRINTS) > -1, normal(SLOTS, BLUEPRINTS, len(DESCRIPTORS)))
 
 
 def acted(controller: Controller, seen: Observation) -> tuple[Rollout, float]:

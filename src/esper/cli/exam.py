@@ -52,8 +52,7 @@ class Exam:
     plan: Annotated[tuple[Path, ...], optional("FILE ...", "none")] = ()
     """Growth plans that take part, each a JSON list such as [{"decision": 0, "op": "GERMINATE", "slot": "s0"}]."""
     budgeted: Flag = False
-    """Examine at equal compute: every host has a budget of FLOPs, and fixed sizes, the best of them in hindsight, a
-    sweep over them, doubling and probing take part. --tasks then names settings on a budget: phrases-16, glyphs-8..."""
+    """Examine at equal compute, also against fixed sizes; --tasks then names settings like phrases-16 or glyphs-8."""
     quick: Flag = False
     """Give a coarse answer: three baselines, one learning rate, at most six settings, validation data."""
     device: Annotated[str | None, optional("DEVICE", "the recipe's; cpu for the shipped controller")] = None

@@ -91,7 +91,7 @@ def residual_block(channels: int) -> nn.Module:
         Norm(channels, space=True, relu=True),
         Conv(channels, channels, (3, 3), bias=False),
         Norm(channels, space=True, relu=True),
-        Conv(channels, channels, (3, 3)),
+        Conv(channels, channels, (3, 3), bias=False),
     )
 
 

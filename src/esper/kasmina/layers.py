@@ -180,7 +180,7 @@ def run_rows(module: nn.Module, params: Params, x: Tensor) -> Tensor:
         before = x
         for name, child in module.named_children():
             x = run_rows(child, under(f"{name}.", params), x)
-        return before + x if kind is Residual else x
+        return (before + x).contiguous() if kind is Residual else x  # what follows may round by its layout
     if kind in ELEMENTWISE:
         return module(x)
     if "rows" in vars(kind) and isinstance(module, RowLayer):  # a subclass may override forward
