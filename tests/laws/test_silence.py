@@ -9,9 +9,10 @@ from esper.kasmina import LifecycleConfig
 from esper.kasmina.blueprints import blueprint_names
 from esper.kasmina.hosts import host_kind
 from esper.leyline.actions import Graft
+from esper.tolaria import HostTrainer, TrainConfig
 from esper.tolaria.network import _loud
 from planted_fleets import Sown, small_fleet, sow
-from toys import SEEDS, SPECS, bits, germinate, plant_in_training, same_bits, toy_trainer
+from toys import SEEDS, SPECS, bits, germinate, plant_in_training, same_bits, toy_task, toy_trainer
 
 PATIENT = LifecycleConfig(min_training=8, training=8)
 
@@ -70,8 +71,8 @@ def test_in_a_fleet_a_host_learns_as_if_its_silent_seed_were_not_there(kind):
 @pytest.mark.parametrize(("kind", "blueprint", "graft"), SEEDS)
 def test_after_eight_silent_epochs_switching_on_costs_no_more_than_noise(kind, blueprint, graft):
     """A loss of 0.02 is a tenth of what a straight-through zero costs here, and five times what a side row does."""
-    examples = 512 if kind == "resnet" else 256  # it learns 256 by heart, with a seed or without
-    trainer = toy_trainer(kind, examples=examples, lifecycle=PATIENT)
+    task, config = toy_task(kind, 256, validation=512), TrainConfig(batch_size=32)
+    trainer = HostTrainer(SPECS[kind], task, config, lifecycle=PATIENT)
     trainer.decide(germinate(trainer, blueprint, graft))
     for _ in range(7):
         report = trainer.decide(trainer.space.action())
