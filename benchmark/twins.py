@@ -18,6 +18,7 @@ from esper.exam.holding import hold
 from esper.exam.sitting import Sitting
 from esper.kasmina import LifecycleConfig, register_blueprint
 from esper.kasmina.hosts import gpt_block
+from esper.kasmina.layers import Linear
 from esper.recipes.config import FleetConfig, Recipe
 from esper.tamiyo.policies import Doubling
 from esper.tolaria import Engine, EnvConfig, TrainConfig
@@ -32,8 +33,9 @@ class ZeroBlock(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.block = gpt_block(channels)
-        for half in self.block:
-            last = half[-1].out if hasattr(half[-1], "out") else half[-1]
+        for name in ("0.1.out", "1.3"):
+            last = self.block.get_submodule(name)
+            assert isinstance(last, Linear)
             last.bounds = {}
             for p in last.parameters():
                 nn.init.zeros_(p)

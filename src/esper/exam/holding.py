@@ -120,8 +120,8 @@ def require_equal_compute(budget: float, step: float, arms: Sequence[ArmResult])
 def dearest_step(sitting: Sitting) -> float:
     """Return the FLOPs of one step of a host with the dearest seed in every slot, or of one host of each fixed size."""
     fleet = sitting.hosts.example.fleet
-    seeds = PassCost(*(x.amax((1, 2)) for x in fleet.costs.seeds))
-    grown = fleet.costs.host.train + int((seeds.train + seeds.alone + fleet.costs.rest_through).sum())
+    dearest = dict(zip(PassCost._fields, fleet.costs.seeds.amax((2, 3)), strict=True))
+    grown = fleet.costs.host.train + int((dearest["train"] + dearest["alone"] + fleet.costs.rest_through).sum())
     sizes = [step_cost(sitting, widths) for widths in sitting.fleet.sizes]
     return fleet.config.batch_size * max(grown, sum(sizes))
 

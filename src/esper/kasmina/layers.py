@@ -163,8 +163,8 @@ class MeanOverSpace(RowLayer):
 class Residual(nn.Sequential):
     """Layers in sequence, whose output is added to their input."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x + super().forward(x)
+    def forward(self, input: Tensor) -> Tensor:
+        return input + super().forward(input)
 
 
 ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU)

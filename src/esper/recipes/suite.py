@@ -179,8 +179,8 @@ def budgeted(*names: str) -> tuple[FleetConfig, ...]:
 
 def budgeted_text(path: str | Path, width: int = 32) -> FleetConfig:
     """Return the setting on a budget for a text file, read character by character."""
-    options = _file(path) | {"validation": 256}
-    return _chain("text", "gpt", (width, width), 6e-3, budget=100, **options)
+    plain = _chain("text", "gpt", (width, width), 6e-3, budget=100)
+    return replace(plain, options=_file(path) | {"validation": 256})
 
 
 def images(path: str | Path) -> FleetConfig:
