@@ -53,7 +53,7 @@ def newborn(fleet: FleetConfig) -> View:
 @torch.no_grad()
 def first(controller: Controller, view: View) -> str:
     """Mean probabilities over hosts."""
-    table = describe(view.setting.families, view.setting.seed_parameters)
+    table = describe(view.setting)
     features, legal, paid = look(view)
     hosts = len(legal)
     seen = Observation(features, legal, paid, table.expand(hosts, *table.shape))

@@ -21,8 +21,8 @@ STYLE = {graft: next(name for name, style in STYLES.items() if style.graft is gr
 class StraightThrough(HostTrainer):
     """Forward as if the seed were not there, backward as if it were."""
 
-    def gradients(self, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
-        found = super().gradients(x, y)
+    def gradients(self, x: Tensor, y: Tensor, teaches: bool = True) -> tuple[float, Tensor]:
+        found = super().gradients(x, y, teaches)
         slot = self.host.slot(0)
         assert slot.seed is not None
         seed = slot.seed

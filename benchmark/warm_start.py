@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import tyro
 
 from esper.recipes.catalogue import general
-from esper.recipes.config import Band
+from esper.recipes.config import Band, Places
 from esper.recipes.warm_start import imitate, show
 from esper.simic.search import compare
 from esper.tamiyo import Controller
@@ -32,7 +32,8 @@ class Question:
         plain = general().stages[0]
         fleets = tuple(plain.fleets[i] for i in self.fleets)
         recipe = replace(plain, fleets=fleets, engine=engine, learn=replace(plain.learn, rng_seed=self.rng_seed))
-        shown = [show(recipe, fleet, self.controller(engine)) for fleet in fleets]
+        rent = recipe.learn.rent.end
+        shown = [show(recipe, Places(fleet, engine), rent, self.controller(engine)) for fleet in fleets]
         clones = []
         for passes in self.passes:
             clones.append(self.controller(engine))
