@@ -1,0 +1,1 @@
+"""Serve run folders and growth logs as a local web page."""
