@@ -1,10 +1,10 @@
-"""Measure what silent lessons and measurements are worth at equal compute: J of the same policies on hosts that spend more
-or less of their budget on them.
+"""Measure what silent lessons and measurements of contributions are worth at equal compute: J of the same policies on
+hosts that spend more or less of their budget on them.
 
     python benchmark/cheap_lives.py [--settings spirals-6 planted-4 waves-8 glyphs-8] [--hosts 30]
 
-Each row is a way to live; in each, every policy uses the learning rate that was best on other hosts. Prints the mean test
-J, and its paired difference to the first row, with a 95 % interval.
+Each row is one `LifecycleConfig`, with the learning rate that was best for it on other hosts. Prints the mean test J, and
+its paired difference to the first row, with a 95 % interval.
 """
 
 from collections.abc import Callable

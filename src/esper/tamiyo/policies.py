@@ -375,7 +375,8 @@ class Doubling(Rule):
         EsperError: If a share is not between 0 and 1, or, when a fleet begins, if its hosts have no such blueprint.
 
     Example:
-        >>> esper.evaluate(env, esper.Doubling(at=(0.3, 0.6)), rent=0.02)
+        >>> from esper.tamiyo.policies import Doubling
+        >>> esper.evaluate(env, Doubling(at=(0.3, 0.6)), rent=0.02)
     """
 
     name = "doubling"
