@@ -1,17 +1,16 @@
 """Measure what silent lessons and measurements of contributions are worth at equal compute: J of the same policies on
 hosts that spend more or less of their budget on them.
 
-    python benchmark/cheap_lives.py [--settings spirals-6 planted-4 waves-8 glyphs-8] [--hosts 30]
+    python benchmark/cheap_lives.py [--settings spirals-6 planted-4 waves-8 phrases-8] [--hosts 30]
 
-Each row is one `LifecycleConfig`, with the learning rate that was best for it on other hosts. Prints the mean test J, and
-its paired difference to the first row, with a 95 % interval.
+Each row is one `LifecycleConfig`, with the learning rate that was best for it on other hosts. Prints the mean test J,
+and its paired difference to the first row, with a 95 % interval.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 import tyro
 
 from esper.exam.config import ExamConfig
@@ -59,7 +58,7 @@ def planting(setting: Setting) -> Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    settings: tuple[str, ...] = ("spirals-6", "planted-4", "waves-8", "glyphs-8")
+    settings: tuple[str, ...] = ("spirals-6", "planted-4", "waves-8", "phrases-8")
     """Settings on a budget, by name."""
     hosts: int = 30
     tuned_on: int = 8
@@ -100,6 +99,5 @@ class Question:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(2)
     print("| setting | policy | way | J | against the first | learning rate |\n|---|---|---|--:|--:|--:|")
     tyro.cli(Question).run()
