@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.exam.records import ArmReport, ExamReport, Interval, Life
-from esper.leyline.reports import EpochReport, HeadReport, LifeReport, UpdateReport
+from esper.leyline.reports import EpochReport, GardenReport, HeadReport, LifeReport, UpdateReport
 from esper.telemetry import RunFolder
 
 
@@ -15,11 +15,24 @@ def lives(update: int) -> tuple[LifeReport, ...]:
     return tuple(LifeReport(update, host, 0.5, 0.6, 1.5, sick=host > 0) for host in range(2))
 
 
+def garden() -> GardenReport:
+    """Two decisions of a fleet of two hosts with one slot; in the first host a twin is heard after it was planted."""
+    return GardenReport(
+        0, "toy, gpt 8", ("s0",), 2, ("D0D0", "b4D0"), ("GW", "WW"), ((0.1, 0.2), (0.3, 0.4)), ((0, 1), ())
+    )
+
+
+def needed_fields(kind: type) -> list[dataclasses.Field[Any]]:
+    """The fields of a report that have no default."""
+    fields, missing = dataclasses.fields(kind), dataclasses.MISSING
+    return [field for field in fields if field.default is missing and field.default_factory is missing]
+
+
 def report(update: int, **values: Any) -> UpdateReport:
-    needed = [f for f in dataclasses.fields(UpdateReport) if f.default is dataclasses.MISSING]
-    numbers: dict[str, Any] = {f.name: 1 if f.type is int else 0.5 for f in needed}
+    numbers: dict[str, Any] = {f.name: 1 if f.type is int else 0.5 for f in needed_fields(UpdateReport)}
     head = HeadReport("op", 1, None, None, None, None, None, 0.1, 0.1)
     known = {"update": update, "heads": (head,), "ops": {}, "seconds": {}, "stopped": None, "lives": lives(update)}
+    known |= {"garden": (garden(),), "planted": {"twin": 1}}
     return UpdateReport(**(numbers | known | values))
 
 

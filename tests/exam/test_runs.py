@@ -8,7 +8,7 @@ import torch
 from esper.exam.runs import EpisodeRecorder, Replay, run_arm
 from esper.leyline.state import NO_BLUEPRINT, Split
 from esper.simic.evaluation import evaluate, on_test
-from esper.simic.lives import Transition, episode
+from esper.simic.lives import Transition, episode, newborn
 from esper.tamiyo.policies import FixedPlan, Heuristic, Never, PlanStep, RandomLegal, SideBySide
 from esper.tolaria import EnvConfig, Fleet, FleetEnv, TrainConfig
 from esper.tolaria.static_env import StaticEnv
@@ -83,12 +83,12 @@ def test_a_sick_host_that_is_judged_by_its_loss_is_no_better_than_guessing():
 def test_what_comes_after_a_sick_host_is_not_its_doing():
     env = exam_env(episode=4, num_hosts=2)
     recorder, steps = EpisodeRecorder(env, [0, 1]), []
-    env.reset()
+    before = newborn(env, 0.02)
     env.fleet.trunk.flat[0] = torch.nan
     action = torch.tensor([env.setting.space.action("GERMINATE", blueprint="mlp")] * 2)
     for _ in range(2):
         steps.append(env.step(action))
-        recorder.add(Transition([], [action], [steps[-1]], []))
+        recorder.add(Transition([before], [action], [steps[-1]], []))
     assert torch.equal(recorder.actions[0], action)
     assert not recorder.actions[1][0].any()
     assert torch.equal(recorder.actions[1][1], action[1])

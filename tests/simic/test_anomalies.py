@@ -10,14 +10,14 @@ from esper.leyline.reports import HeadReport, UpdateReport
 from esper.simic import CollectConfig, LearnConfig, train_controller
 from esper.simic.anomalies import HEADS, AnomalyDetector, Bounds, gradient_health
 from small_fleets import controller_for, make_env
+from telemetry_toys import needed_fields
 
 HEAD = {"samples": 10, "approx_kl": 0.01, "clip_fraction": 0.1, "entropy": 0.5, "ratio_min": 0.8, "ratio_max": 1.2}
 UNUSED = dict.fromkeys(HEAD, None) | {"samples": 0}
 
 
 def report(update: int = 0, grad_norm: float = 1.0, heads: dict | None = None, **values) -> UpdateReport:
-    needed = [f for f in dataclasses.fields(UpdateReport) if f.default is dataclasses.MISSING]
-    numbers = {f.name: 1 if f.type is int else 0.1 for f in needed}
+    numbers = {f.name: 1 if f.type is int else 0.1 for f in needed_fields(UpdateReport)}
     rows = tuple(
         HeadReport(name=name, grad_norm=1.0, grad_norm_clipped=0.5, **(HEAD | (heads or {}).get(name, {})))
         for name in HEADS

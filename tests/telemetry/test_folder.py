@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -25,7 +25,7 @@ from esper.leyline.errors import EsperError, FileError
 from esper.telemetry import RunFolder, lock
 from esper.telemetry.folder import environment
 from esper.telemetry.lock import PATIENCE
-from telemetry_toys import MAIN, SMALL, arm, exam, lives, report, small_run
+from telemetry_toys import MAIN, SMALL, arm, exam, garden, life, lives, report, small_run
 
 
 @pytest.fixture
@@ -47,6 +47,66 @@ def test_reports_and_lives_are_lines_that_anyone_can_read(folder):
     assert folder.episodes() == [*lives(0), *lives(1)], "a line each, in a log of their own"
 
 
+def test_gardens_are_a_log_of_their_own(folder):
+    """One line per update that anyone can read, in this layout; elsewhere a report is brief."""
+    for told in (report(0), report(1, garden=()), report(2, garden=(garden(), replace(garden(), fleet=1)))):
+        folder.append(told)
+    first, last = (json.loads(line) for line in (folder.path / "garden.jsonl").read_text().splitlines())
+    assert first == {
+        "update": 0,
+        "fleets": [
+            {
+                "fleet": 0,
+                "label": "toy, gpt 8",
+                "slots": ["s0"],
+                "hosts": 2,
+                "cells": ["D0D0", "b4D0"],
+                "ops": ["GW", "WW"],
+                "scores": [[0.1, 0.2], [0.3, 0.4]],
+                "born": [[0, 1], []],
+            }
+        ],
+    }
+    assert (last["update"], [fleet["fleet"] for fleet in last["fleets"]]) == (2, [0, 1])
+    assert [(r.garden, r.planted) for r in folder.reports()] == [((), {"twin": 1})] * 3
+    assert "D0D0" not in (folder.path / "reports.jsonl").read_text()
+
+
+def test_files_of_older_versions_are_read(folder):
+    """They know no gardens, no planted seeds, no legal ops, no probabilities, and not how hosts do that never grow."""
+    folder.append(report(0))
+    old = json.loads((folder.path / "reports.jsonl").read_text())
+    del old["planted"], old["garden"]
+    (folder.path / "reports.jsonl").write_text(json.dumps(old) + "\n")
+    assert [(r.update, r.planted, r.garden) for r in folder.reports()] == [(0, {}, ())]
+    told = asdict(life("WAIT"))
+    for epoch in told["epochs"]:
+        del epoch["legal"], epoch["probabilities"]
+    (folder.path / "lives.jsonl").write_text(json.dumps(told) + "\n")
+    assert folder.lives() == [life("WAIT")]
+    assert folder.lives()[0].epochs[0].legal == ()
+    assert folder.start() == {"lives": 0, "decisions": 0, "seconds": 0.0, "never": None}
+    (folder.path / "start.json").write_text('{"lives": 1, "decisions": 2, "seconds": 3.0}')
+    assert folder.start() == {"lives": 1, "decisions": 2, "seconds": 3.0, "never": None}
+
+
+def test_what_is_known_of_hosts_that_never_grow_is_kept(folder):
+    for never in (0.25, None, math.nan):
+        folder.write_start(lives=1, decisions=2, seconds=3.0, never=never)
+        known = None if never is None or math.isnan(never) else never
+        assert folder.start() == {"lives": 1, "decisions": 2, "seconds": 3.0, "never": known}
+    (folder.path / "start.json").write_text('{"lives": 1, "decisions": 2, "seconds": 3.0, "never": "a lot"}')
+    with pytest.raises(FileError, match=r"start\.json is damaged"):
+        folder.start()
+
+
+def test_lives_with_what_was_legal_and_likely_are_read_as_they_were_written(folder):
+    (epoch,) = life("WAIT").epochs
+    told = replace(epoch, legal=("WAIT", "GERMINATE"), probabilities={"op": {"WAIT": 0.25, "GERMINATE": 0.75}})
+    folder.write_exam([exam(arm("learned"))], [replace(life("WAIT"), epochs=(told,))])
+    assert folder.lives()[0].epochs == (told,)
+
+
 def test_a_line_that_is_being_written_is_not_read(folder):
     folder.append(report(0))
     with open((folder.path / "reports.jsonl"), "a") as file:
@@ -66,6 +126,13 @@ def test_cutting_forgets_what_came_later(folder):
     folder.cut(offsets)
     assert [r.update for r in folder.reports()] == [0]
     assert [life.update for life in folder.episodes()] == [0, 0]
+    assert [json.loads(line)["update"] for line in (folder.path / "garden.jsonl").read_text().splitlines()] == [0]
+    del offsets["garden.jsonl"]  # as in checkpoints of versions that knew no gardens
+    folder.cut(offsets)
+    assert (folder.path / "garden.jsonl").read_text() == ""
+    assert len(folder.reports()) == 1
+    (folder.path / "garden.jsonl").unlink()
+    folder.cut(offsets)
 
 
 def test_a_damaged_line_is_named(folder):
@@ -291,6 +358,8 @@ def test_the_folder_holds_everything(done):
         "environment.json",
         "reports.jsonl",
         "episodes.jsonl",
+        "garden.jsonl",
+        "start.json",
         "checkpoints",
         "controller.safetensors",
         "exam.json",
@@ -300,13 +369,14 @@ def test_the_folder_holds_everything(done):
         ".lock",
     }
     assert len(RunFolder.open(done).reports()) == 3
+    assert len((done / "garden.jsonl").read_text().splitlines()) == 3
     names = [path.stem for path in sorted((done / "checkpoints").iterdir())]
     assert names == ["000002", "000003", "best"], "every second update, and the last"
     assert RunFolder.open(done).environment().keys() >= {"esper", "torch", "device", "threads", "git"}
 
 
 NEWEST = "checkpoints/000003.safetensors"
-FILES = ("config.json", "environment.json", "reports.jsonl", "episodes.jsonl", NEWEST)
+FILES = ("config.json", "environment.json", "reports.jsonl", "episodes.jsonl", "garden.jsonl", NEWEST)
 BROKEN = [(name, how) for name in FILES for how in ("truncated", "garbled", "missing")]
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from difflib import get_close_matches
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -46,7 +47,7 @@ from esper.tamiyo.policies import LearnedPolicy
 from esper.tasks import load_task
 from esper.telemetry import SINKS, Board, RunFolder, Sink, SinkName
 from esper.telemetry.board import RECENT, duration
-from esper.telemetry.folder import LOGS, environment
+from esper.telemetry.folder import LOGS, OLDEST_LOGS, environment
 from esper.tolaria import Engine
 
 REPORT = "report.html"
@@ -92,7 +93,7 @@ class Logging:
     def shown(self, board: Board, console: Console) -> Iterator[Callable[[UpdateReport], None]]:
         """Yield a function that shows a report: as JSON, on a board in a terminal, as a line elsewhere."""
         if self.json:
-            yield lambda report: print(json_module.dumps(jsonable(asdict(replace(report, lives=())))), flush=True)
+            yield lambda report: print(json_module.dumps(jsonable(asdict(report.brief()))), flush=True)
         elif console.is_terminal:
             with Live(board, console=console, auto_refresh=False) as live:
                 yield lambda report: live.refresh()
@@ -248,15 +249,15 @@ def go_on(folder: RunFolder, asked: Recipe, logging: Logging, at: Position) -> N
     with stopping() as stop, logging.told(folder, asked, len(board.reports)) as tell:
         while not stop():
             stage, training = stages[at.stage], at.training
-            if training is None or (training.update == 0 and needs_warm_start(stage)):
-                with stop.at_once(f"the warm start{f' of stage {at.stage + 1}' if at.stage else ''}"):
-                    training = at.training = warm_start(folder, stage, at, console, stop)
+            if training is None or training.update == 0:
+                training = prepared(folder, stage, at, console, stop)
             if training is None or stop():
                 break
             with logging.shown(board, console) as show:
                 while training.update < stage.learn.updates and not stop():
                     report = numbered(training.step(), first_update(asked, at.stage))
                     folder.append(report)
+                    report = report.brief()
                     board.hear(report)
                     tell(report)
                     show(report)
@@ -295,8 +296,31 @@ def numbered(report: UpdateReport, first: int) -> UpdateReport:
     )
 
 
+def prepared(folder: RunFolder, stage: Recipe, at: Position, console: Console, stop: "Stop") -> Training | None:
+    """Return a stage's training as it is before its first update; what has happened until then is written down.
+
+    If it is None, or the run is to stop, this was interrupted: a resumed run does it again.
+    """
+    if at.training is None or needs_warm_start(stage):
+        with stop.at_once(f"the warm start{f' of stage {at.stage + 1}' if at.stage else ''}"):
+            at.training = warm_start(folder, stage, at, console, stop)
+    if at.training is not None and not stop():
+        with stop.at_once("the measurement of hosts that never grow"):
+            measure_never(folder, at.training, console, stop)
+    return at.training
+
+
 def needs_warm_start(stage: Recipe) -> bool:
     return bool(stage.warm_start.plans or stage.warm_start.run)
+
+
+def measure_never(folder: RunFolder, training: Training, console: Console, stop: "Stop") -> None:
+    """Measure J of hosts that never grow, on the fleets of a training, and write it down."""
+    total, decisions = sum(env.setting.episode for env in training.fleets.envs), count()
+    with shown_progress("hosts that never grow", console, stop) as progress:
+        start = folder.start()
+        start["never"] = training.never(lambda env: progress(env.fleet.task.name, next(decisions), total))
+    folder.write_start(**start)
 
 
 def warm_start(folder: RunFolder, stage: Recipe, at: Position, console: Console, stop: "Stop") -> Training:
@@ -413,11 +437,12 @@ def pick_up(folder: RunFolder, asked: Recipe) -> Position:
 def restored(folder: RunFolder, path: Path, training: Training) -> tuple[Training, float]:
     """Load a checkpoint into a training, and return it with the best objective so far."""
     notes = load_training_run(path, training)
-    if not isinstance(notes.get("logs"), dict) or notes["logs"].keys() != set(LOGS):
+    if not isinstance(notes.get("logs"), dict) or not set(OLDEST_LOGS) <= notes["logs"].keys() <= set(LOGS):
         raise FileError(f"{path} is damaged: it does not say how long the logs were")
     folder.cut(notes["logs"])
-    if notes.get("start", folder.start()) != folder.start():
-        folder.write_start(**notes["start"])
+    start = {"never": None} | notes.get("start", folder.start())
+    if start != folder.start():
+        folder.write_start(**start)
     return training, -float("inf") if notes["best"] is None else float(notes["best"])
 
 

@@ -7,7 +7,6 @@ from functools import cached_property
 import torch
 
 from esper.exam.config import ExamConfig
-from esper.exam.runs import host_name
 from esper.leyline.state import Split
 from esper.recipes.config import Band, FleetConfig, Places
 from esper.tolaria import Engine, FleetEnv
@@ -30,7 +29,7 @@ class Hosts:
     @property
     def name(self) -> str:
         """The task and the kind of host."""
-        return f"{self.example.fleet.task.name}, {host_name(self.example.fleet)}"
+        return f"{self.example.fleet.task.name}, {self.example.fleet.spec.label}"
 
     def env(
         self, hosts: int, group: int, band: int, lr: Sequence[float], test: bool = False, episode: int | None = None

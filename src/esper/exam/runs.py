@@ -1,7 +1,8 @@
 """Run a policy on all hosts of an exam, and record what it does."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +20,8 @@ from esper.simic.evaluation import Outcome, Tally
 from esper.simic.lives import Transition, episode
 from esper.simic.rewards import objective
 from esper.tamiyo.features import View
-from esper.tamiyo.policies import FixedPlan, Policy
-from esper.tolaria import Fleet, FleetEnv
+from esper.tamiyo.policies import FixedPlan, LearnedPolicy, Policy
+from esper.tolaria import FleetEnv
 
 
 class ArmRun(NamedTuple):
@@ -70,7 +71,7 @@ def run_arm(
     Scores are on test data if the env holds any. Envs with equal rng_seed have identical hosts. Episodes are recorded
     under the name of the arm, by default that of the policy.
     """
-    tally, recorder = Tally(env), EpisodeRecorder(env, range(num_recorded))
+    tally, recorder = Tally(env), EpisodeRecorder(env, range(num_recorded), policy)
     env.fleet.lr.cpu()  # waits for work that the device has not finished
     started = time.perf_counter()
     for transition in episode(env, policy, rent, rng_seed):
@@ -78,7 +79,7 @@ def run_arm(
         recorder.add(transition)
     tally.outcome.objective.cpu()  # waits for the device
     seconds = time.perf_counter() - started
-    task, kind, name = env.fleet.task.name, host_name(env.fleet), name or policy.name
+    task, kind, name = env.fleet.task.name, env.fleet.spec.label, name or policy.name
     lives = [Life(task, kind, name, host, epochs) for host, epochs in enumerate(recorder.episodes())]
     return ArmRun(tally.outcome, lives, recorder.actions, recorder.final, seconds)
 
@@ -121,11 +122,6 @@ def run_traced(env: FleetEnv, policy: Policy, rent: float, rng_seed: int = 0) ->
     return Traced(torch.stack(spent), torch.stack(worth), tally.outcome, recorder.final, seconds)
 
 
-def host_name(fleet: Fleet) -> str:
-    """Return the kind and widths of a fleet's hosts, such as `mlp 8-8`."""
-    return f"{fleet.spec.kind} {'-'.join(map(str, fleet.spec.widths))}"
-
-
 class Replay:
     """Policy that repeats recorded actions: host n does what host n of the recording did."""
 
@@ -151,13 +147,22 @@ class ChosenPlan(FixedPlan):
         """Episodes that the search took."""
 
 
-class EpisodeRecorder:
-    """Recorder of all actions and final slots of an env, and of every epoch of some of its hosts."""
+RECORDED_HEADS = (Head.OP, Head.SLOT, Head.BLUEPRINT, Head.STYLE, Head.TEMPO)
+"""Heads whose probabilities are recorded."""
 
-    def __init__(self, env: FleetEnv, hosts: Sequence[int]) -> None:
-        self.setting = env.setting
+
+class EpisodeRecorder:
+    """Recorder of all actions and final slots of an env, and of every epoch of some of its hosts.
+
+    If the policy is a learned one, the probabilities of its choices are recorded, too.
+    """
+
+    def __init__(self, env: FleetEnv, hosts: Sequence[int], policy: Policy | None = None) -> None:
+        self.setting, self.policy = env.setting, policy
         self.hosts = torch.tensor(list(hosts), dtype=torch.long, device=env.fleet.device)
         self.epochs: list[dict[str, Tensor]] = []
+        self.probabilities: list[dict[Head, Tensor]] = []
+        """Those of every decision: one row per host; empty where a rule decided."""
         self.actions: list[Tensor] = []
         self.final = env.fleet.state
         """Slots of every host when its first episode ended."""
@@ -172,14 +177,16 @@ class EpisodeRecorder:
         )
         self.alive &= ~(step.terminated | step.truncated)
         if len(self.hosts):
-            final, slots = step.final, step.final.slots
+            (before,), final, slots = transition.before, step.final, step.final.slots
             values = {
                 **{"op": actions[:, Head.OP], "refused": step.refused, "ended": step.terminated | step.truncated},
                 **{name: getattr(final, name) for name in ("train_loss", "loss", "metric", "score", "growth", "flops")},
                 **{"stage": slots.stage, "alpha": slots.alpha, "blueprint": slots.blueprint},
-                **{"contribution": final.vitals.contribution},
+                **{"contribution": final.vitals.contribution, "legal": before.signals.legal.any(-1)},
             }
             self.epochs.append({name: value[self.hosts].cpu() for name, value in values.items()})
+            asked = self.policy.probabilities(self.hosts, actions) if isinstance(self.policy, LearnedPolicy) else {}
+            self.probabilities.append({head: asked[head].cpu() for head in RECORDED_HEADS if head in asked})
 
     def episodes(self) -> list[tuple[EpochReport, ...]]:
         """Return the first episode of each recorded host, epoch by epoch."""
@@ -189,10 +196,19 @@ class EpisodeRecorder:
         reports = []
         for epoch, recorded in enumerate(self.epochs):
             values = {name: value[row] for name, value in recorded.items()}
-            reports.append(self._epoch(epoch, values))
+            probabilities = {head: p[row].tolist() for head, p in self.probabilities[epoch].items()}
+            reports.append(replace(self._epoch(epoch, values), probabilities=self._named(probabilities)))
             if bool(values["ended"]):
                 break
         return reports
+
+    def _named(self, probabilities: Mapping[Head, Sequence[float]]) -> dict[str, dict[str, float]]:
+        """Return probabilities, to four decimals, by the names of heads and choices."""
+        choices = self.setting.space.choices
+        return {
+            head.name.lower(): {name: round(p, 4) for name, p in zip(choices[head], row, strict=True)}
+            for head, row in probabilities.items()
+        }
 
     def _epoch(self, epoch: int, values: dict[str, Tensor]) -> EpochReport:
         space = self.setting.space
@@ -222,4 +238,5 @@ class EpisodeRecorder:
             growth=growth,
             flops=int(values["flops"]),
             slots=tuple(slots),
+            legal=tuple(op.name for op in Op if values["legal"][op]),
         )

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from esper.exam.records import ArmReport, Background, ExamReport
-from esper.exam.runs import ArmResult, host_name
+from esper.exam.runs import ArmResult
 from esper.exam.statistics import (
     gain_fraction,
     holm,
@@ -63,7 +63,7 @@ def compare_arms(
     known = {NEVER, ORACLE} <= j_of.keys()
     return ExamReport(
         task=fleet.task.name,
-        host=host_name(fleet),
+        host=fleet.spec.label,
         metric=fleet.objective.metric_name,
         hosts=our_j.shape[1],
         trainings=our_j.shape[0],

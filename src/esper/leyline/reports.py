@@ -1,6 +1,6 @@
 """Define reports: records of what happened, without tensors, for files, plots and tables."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 
@@ -46,6 +46,11 @@ class EpochReport:
     """Floating-point operations of the epoch: training, incubation, validation and counterfactuals."""
     slots: tuple[SlotReport, ...]
     """The state of each slot, in order."""
+    legal: tuple[str, ...] = ()
+    """Names of the ops that were legal on some slot before the decision; empty where they were not recorded."""
+    probabilities: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Probability of each choice by head (op, slot, blueprint, style and tempo), given the choices made for the heads
+    before it; empty unless a controller decided."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,29 @@ class LifeReport:
     """Parameters of all seeds divided by those of the bare host, at the end."""
     sick: bool
     """Whether the episode terminated because the host failed or diverged."""
+
+
+@dataclass(frozen=True)
+class GardenReport:
+    """The slots of one fleet's hosts before each decision of a rollout, as a policy saw them."""
+
+    fleet: int
+    """Index of the fleet."""
+    label: str
+    """The task and the host, such as "mnist1d, cnn1d 4-4-4"."""
+    slots: tuple[str, ...]
+    """Names of the slots, in order."""
+    hosts: int
+    """Number of hosts."""
+    cells: tuple[str, ...]
+    """One text per decision: two characters for each slot, host by host. The first is the first letter of the name of
+    the `Stage`, in lower case if the slot holds a twin; the second is alpha as a digit from 0 to 9, where 9 is 1."""
+    ops: tuple[str, ...]
+    """One text per decision: the first letter of each host's op."""
+    scores: tuple[tuple[float, ...], ...]
+    """Validation score of each host at each decision, to three decimals."""
+    born: tuple[tuple[int, ...], ...]
+    """Indices of the hosts whose episode began at each decision."""
 
 
 @dataclass(frozen=True)
@@ -195,3 +223,11 @@ class UpdateReport:
     """Further measurements, recorded for some updates after an anomaly."""
     lives: tuple[LifeReport, ...] = ()
     """The episodes that ended in the rollout."""
+    planted: dict[str, int] = field(default_factory=dict)
+    """Number of seeds germinated in the rollout, by blueprint."""
+    garden: tuple[GardenReport, ...] = ()
+    """The slots of every host before each decision of the rollout, fleet by fleet."""
+
+    def brief(self) -> "UpdateReport":
+        """Return the report without its episodes and gardens, which have logs of their own."""
+        return replace(self, lives=(), garden=())

@@ -68,6 +68,11 @@ class HostSpec:
         object.__setattr__(self, "inputs", tuple(self.inputs))
         object.__setattr__(self, "widths", tuple(self.widths))
 
+    @property
+    def label(self) -> str:
+        """The kind and widths of the host, such as `mlp 8-8`."""
+        return f"{self.kind} {'-'.join(map(str, self.widths))}"
+
 
 @dataclass(frozen=True)
 class SlotSpec:

@@ -224,7 +224,10 @@ def load_episodes(path: str | Path) -> tuple[Rollout, str]:
         features = Features(**under("features", Features._fields))
         seen = Observation(features, **under("seen", Observation._fields[1:]))
         choice, memory = Choice(**under("choice", Choice._fields)), HiddenState(**under("memory", HiddenState._fields))
-        plain = [name for name in Rollout._fields if name not in ("seen", "choice", "memory")]
+        needed = [
+            name for name in Rollout._fields if name not in ("seen", "choice", "memory", *Rollout._field_defaults)
+        ]
+        plain = [*needed, *(name for name in Rollout._field_defaults if name in tensors)]  # absent from older files
         rollout = Rollout(seen=seen, choice=choice, memory=memory, **{name: tensors[name] for name in plain})
         return rollout, str(description["policy"])
 
@@ -246,6 +249,6 @@ def _flat(rollout: Rollout) -> dict[str, Tensor]:
         elif name == "seen":
             tensors |= {f"features/{part}": x for part, x in value.features._asdict().items()}
             tensors |= {f"seen/{part}": x for part, x in value._asdict().items() if part != "features"}
-        else:
+        elif value is not None:
             tensors |= {f"{name}/{part}": x for part, x in value._asdict().items()}
     return tensors

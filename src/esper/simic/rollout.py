@@ -12,6 +12,7 @@ from torch import Tensor
 from esper.leyline.actions import Head
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import Purpose, key, uniform
+from esper.leyline.state import Setting
 from esper.simic.lives import Actions, LifeState, Rent, Transition, drawn, lives, newborn
 from esper.simic.rewards import RewardConfig, objective, reward
 from esper.tamiyo.features import Features, View
@@ -77,6 +78,8 @@ class Rollout(NamedTuple):
     """Group of each host; its members share initial weights and data order."""
     memory: HiddenState
     """Hidden state before the first decision."""
+    twin: Bool[Tensor, "T N S"] | None = None
+    """Whether the slot held a twin before the decision; None if it was not recorded."""
 
 
 def whole_episodes(seen: Observation, choice: Choice, reward: Float[Tensor, "T N"], memory: HiddenState) -> Rollout:
@@ -268,6 +271,7 @@ class _Earned(NamedTuple):
     objective: Tensor
     score: Tensor
     growth: Tensor
+    twin: Tensor
     bootstrap: Tensor
     """Critic's value after the last decision of a truncated episode; 0 where it does not count."""
 
@@ -315,7 +319,9 @@ def _earned(
     rewards: RewardConfig,
 ) -> _Earned:
     """Return what one decision led to. The value of hosts cut by a time limit is read where it does not end them."""
-    parts = [_earned_in(state, step, rewards) for state, step in zip(transition.before, transition.steps, strict=True)]
+    worlds = zip(fleets.worlds, transition.before, transition.steps, strict=True)
+    parts = [_earned_in(setting, state, step, rewards) for (setting, _), state, step in worlds]
+    parts = [part._replace(twin=_padded(part.twin, False, (fleets.num_slots,), 1)) for part in parts]
     earned = _Earned(*(torch.cat(x) for x in zip(*parts, strict=True)))
     lives_on = earned.ended & ~earned.sick
     if not fleets.config.terminal and bool(lives_on.any()):
@@ -323,7 +329,7 @@ def _earned(
     return earned
 
 
-def _earned_in(state: LifeState, step: Step, rewards: RewardConfig) -> _Earned:
+def _earned_in(setting: Setting, state: LifeState, step: Step, rewards: RewardConfig) -> _Earned:
     """Return what one decision led to in one fleet, without what the critic expects."""
     ended = step.terminated | step.truncated
     total = reward(state.signals, step.final, state.rent, step.penalty, ended, rewards).total
@@ -336,6 +342,7 @@ def _earned_in(state: LifeState, step: Step, rewards: RewardConfig) -> _Earned:
         objective=objective(step.final, state.rent),
         score=step.final.score.float(),
         growth=step.final.growth.float(),
+        twin=state.signals.slots.blueprint == setting.space.twin,
         bootstrap=torch.zeros_like(total),
     )
 

@@ -1,7 +1,7 @@
 """The training loop of a controller: collect a rollout, update by PPO, report."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,13 +14,17 @@ from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage, Voice
 from esper.leyline.reports import Detail, HeadReport, LifeReport, UpdateReport
 from esper.simic.anomalies import AnomalyDetector, Bounds, gradient_health
+from esper.simic.evaluation import StepCallback, evaluate
+from esper.simic.garden import gardens
 from esper.simic.normalizers import RunningMeanStd, update_reward_std
 from esper.simic.ppo import Learner, PPOConfig, UpdateResult
 from esper.simic.rewards import RentSchedule, RewardConfig
 from esper.simic.rollout import CollectConfig, Collector, Rollout, collect
 from esper.tamiyo.features import SLOT_FEATURES, column_names
 from esper.tamiyo.network import Controller
+from esper.tamiyo.policies import Never
 from esper.tolaria import FleetEnv
+from esper.tolaria.env import Step
 
 AT_END = ("objective", "score", "growth")
 """Fields of a rollout that are reported for episodes that ended."""
@@ -86,10 +90,43 @@ class Training:
         prices = self.config.collect.prices
         charged = sum(prices) / len(prices) if prices else rent
         report = summarize(self.update, rollout, normalized, result, charged, seconds)
+        garden, planted = gardens(self.fleets, rollout)
         detail = diagnose(self.controller, rollout, result) if self.watch.alert else None
         health = gradient_health(report.heads, self.config.bounds)
         self.update += 1
+        report = replace(report, garden=garden, planted=planted)
         return replace(report, gradient_health=health, anomalies=self.watch.look(report), detail=detail)
+
+    def never(self, on_step: Callable[[FleetEnv], object] = lambda env: None) -> float:
+        """Return the mean J of hosts that never grow, on the fleets of this training, and begin it anew.
+
+        Every host lives for one whole episode. The next update is the one that would have been made without this.
+
+        Args:
+            on_step: Called after every decision with the env at hand.
+
+        Raises:
+            EsperError: An update has been made.
+        """
+        if self.update:
+            raise EsperError(f"never must be measured before the first update, not after {self.update} of them")
+        rent, measured = self.config.rent.at(0), []
+        for env in self.fleets.envs:
+            bare = FleetEnv(env.fleet, replace(env.config, staggered=False))
+            unborn = bare.state
+            measured.append(evaluate(bare, Never(), rent, on_step=_telling(on_step, env)).objective.mean())
+            env.state = unborn
+        self.fleets.begin(rent)
+        return torch.stack(measured).mean().item()
+
+
+def _telling(on_step: Callable[[FleetEnv], object], env: FleetEnv) -> StepCallback:
+    """Return what tells which env a decision was made in."""
+
+    def tell(actions: Tensor, step: Step) -> None:
+        on_step(env)
+
+    return tell
 
 
 def train_controller(envs: Sequence[FleetEnv], controller: Controller, config: LearnConfig) -> Iterator[UpdateReport]:

@@ -309,12 +309,27 @@ class Controller(nn.Module):
         """Return log-probabilities, entropies and values of earlier decisions, (T, N), under the present weights."""
         x, slots = self.read(seen.features, seen.exists)
         x = self.remember(x, memory)
-        given = (*action[..., : Head.STYLE].unbind(-1), action[..., Head.STYLE :])
+        given = _groups(action)
         choices = self._choose(x, slots, seen, lambda group, _: given[group])
         log_probs = _joined([chosen(all_log_probs, picked) for picked, all_log_probs, _ in choices])
         entropies = _joined([entropy(all_log_probs, mask) for _, all_log_probs, mask in choices])
         legal = _joined([mask.float().mean(-1) for _, _, mask in choices[:3]] + [torch.ones_like(given[3]).float()])
         return Judged(log_probs, entropies, legal, self.value(x)[..., 0])
+
+    def probabilities(
+        self, seen: Observation, memory: HiddenState, action: Int[Tensor, "N H"]
+    ) -> dict[Head, Float[Tensor, "N C"]]:
+        """Return the probability of every choice of each head, given the choices made for the heads before it.
+
+        The hidden state, which is that before the decision, is not advanced. An illegal choice has probability 0.
+        """
+        x, slots = self.read(seen.features, seen.exists)
+        x, _ = self.remember_one(x, memory)
+        given = _groups(action)
+        choices = self._choose(x, slots, seen, lambda group, _: given[group])
+        *single, tail = [log_probs.exp().where(mask, 0.0) for _, log_probs, mask in choices]
+        last = [row[..., :size] for row, size in zip(tail.unbind(-2), TAIL_SIZES, strict=True)]
+        return dict(zip(Head, [*single, *last], strict=True))
 
     def expect(self, seen: Observation, memory: HiddenState) -> Float[Tensor, " N"]:
         """Return the value estimates of N hosts without advancing the hidden state."""
@@ -336,6 +351,11 @@ class Controller(nn.Module):
             (pick(2, blueprint), blueprint, blueprint_mask),
             (pick(3, tail), tail, tail_mask),
         ]
+
+
+def _groups(action: Int[Tensor, "*N H"]) -> Sequence[Tensor]:
+    """Split actions into the choices of three single heads and those of the last heads, (..., heads)."""
+    return (*action[..., : Head.STYLE].unbind(-1), action[..., Head.STYLE :])
 
 
 def _joined(groups: Sequence[Tensor]) -> Tensor:

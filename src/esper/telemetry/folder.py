@@ -4,12 +4,14 @@ config.json            the recipe
 environment.json       the command, versions, device, threads, git
 reports.jsonl          one line per update, readable while the run goes on
 episodes.jsonl         one line per finished episode
+garden.jsonl           one line per update: the slots of every host before each decision
 checkpoints/           the newest few training states, and best.safetensors
 controller.safetensors the trained controller, once the run is done
 exam.json              how the controller compares with simple policies on fresh hosts
 exams.jsonl            every final exam, oldest first
 choices.json           learning rates and plans chosen so far by unfinished exams
-start.json             cost before the first update: of the warm start, and of the run that this one continues
+start.json             cost before the first update, of the warm start and of the run that this one continues, and the
+                       mean J of hosts that never grow
 lives.jsonl            some episodes of the exam, decision by decision
 report.html, pictures/ the report
 .lock                  names the process that writes to the folder
@@ -39,11 +41,14 @@ from esper.telemetry.lock import holder_of, locked
 VERSION = 1
 """Version of the folder's layout; docs/files.md lists what each version changed."""
 BEST = "best.safetensors"
-REPORTS, EPISODES, EXAM, LIVES = "reports.jsonl", "episodes.jsonl", "exam.json", "lives.jsonl"
+REPORTS, EPISODES, GARDEN = "reports.jsonl", "episodes.jsonl", "garden.jsonl"
+EXAM, LIVES = "exam.json", "lives.jsonl"
 EXAMS, START, CONTROLLER = "exams.jsonl", "start.json", "controller.safetensors"
 CHOICES, LOCK = "choices.json", ".lock"
-LOGS = (REPORTS, EPISODES)
+LOGS = (REPORTS, EPISODES, GARDEN)
 """Logs that are only appended to; a resumed run cuts them back to the state at its checkpoint."""
+OLDEST_LOGS = (REPORTS, EPISODES)
+"""Logs that every checkpoint knows the lengths of. Those of older versions know no others: they are then cut to 0."""
 
 
 class RunFolder:
@@ -116,9 +121,11 @@ class RunFolder:
         return found
 
     def append(self, report: UpdateReport) -> None:
-        """Append an update to the logs, with the episodes that ended in it."""
+        """Append an update to the logs, with the episodes that ended in it and the gardens of its rollout."""
+        garden = [asdict(fleet) for fleet in report.garden]
         self._append(EPISODES, [asdict(life) for life in report.lives])
-        self._append(REPORTS, [asdict(replace(report, lives=()))])
+        self._append(GARDEN, [{"update": report.update, "fleets": garden}] if garden else [])
+        self._append(REPORTS, [asdict(report.brief())])
 
     def _append(self, name: str, records: list[dict[str, Any]]) -> None:
         try:
@@ -159,7 +166,8 @@ class RunFolder:
         return (self.path / name).stat().st_size if (self.path / name).exists() else 0
 
     def cut(self, offsets: Mapping[str, int]) -> None:
-        """Cut the logs back to these lengths, dropping updates that will be made again."""
+        """Cut the logs back to these lengths, dropping updates that will be made again; one without a length to 0."""
+        offsets = dict.fromkeys(LOGS, 0) | dict(offsets)
         for name in LOGS:
             if self._length(name) < offsets[name]:
                 raise FileError(f"{self.path / name} is shorter than its checkpoint says: lines are missing")
@@ -231,18 +239,23 @@ class RunFolder:
         else:
             (self.path / CHOICES).unlink(missing_ok=True)
 
-    def write_start(self, lives: int, decisions: int, seconds: float) -> None:
-        """Write the cost before the first update: of the warm start, and of the run that this one continues."""
-        self._write_json(START, {"lives": lives, "decisions": decisions, "seconds": seconds})
+    def write_start(self, lives: int, decisions: int, seconds: float, never: float | None = None) -> None:
+        """Write the cost before the first update, and the mean J of hosts that never grow, if it was measured."""
+        never = None if never is None or not math.isfinite(never) else never
+        self._write_json(START, {"lives": lives, "decisions": decisions, "seconds": seconds, "never": never})
 
     def start(self) -> dict[str, Any]:
-        """Return the number of episodes (`lives`), decisions and seconds before the first update."""
+        """Return the number of episodes (`lives`), decisions and seconds before the first update, and `never`.
+
+        `never` is the mean J of hosts that never grow; None if it was not measured.
+        """
         if not (self.path / START).exists():
-            return {"lives": 0, "decisions": 0, "seconds": 0.0}
+            return {"lives": 0, "decisions": 0, "seconds": 0.0, "never": None}
         found = self._read_json(START)
         try:
-            lives = int(found.get("lives", 0))  # absent from older files
-            return {"lives": lives, "decisions": int(found["decisions"]), "seconds": float(found["seconds"])}
+            lives, never = int(found.get("lives", 0)), found.get("never")  # absent from older files
+            cost = {"lives": lives, "decisions": int(found["decisions"]), "seconds": float(found["seconds"])}
+            return cost | {"never": None if never is None else float(never)}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise FileError(f"{self.path / START} is damaged: {error!r}") from None
 
