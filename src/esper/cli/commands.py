@@ -46,6 +46,7 @@ COMMANDS: dict[str, Command | Group] = {
     "train": Command("train", "Train", "Train a controller with a recipe, and write a run folder."),
     "resume": Command("train", "Resume", "Continue a run from its last checkpoint."),
     "watch": Command("watch", "Watch", "Show the progress of a run from another terminal."),
+    "ui": Command("ui", "Ui", "Show runs and growth logs as a live page in the browser."),
     "report": Command("report", "Report", "Write the report of a run as one HTML file."),
     "exam": Command("exam", "Exam", "Compare a controller with baseline policies on fresh hosts."),
     "recipes": Command("lists", "Recipes", "List the recipes of `esper train`, or show one in full."),
