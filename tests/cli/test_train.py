@@ -31,10 +31,11 @@ from esper.cli.train import (
     warnings_once,
 )
 from esper.leyline.errors import EsperError, FileError
-from esper.leyline.reports import Anomaly
+from esper.leyline.reports import Anomaly, UpdateReport
 from esper.recipes import RECIPES, Recipe, recipe
 from esper.recipes.config import PretrainConfig, WarmStartConfig
 from esper.simic import CollectConfig, LearnConfig
+from esper.simic.checkpoint import save_training_run
 from esper.simic.train import Training
 from esper.tamiyo import load_controller
 from esper.tamiyo.controller_files import save_controller
@@ -74,6 +75,7 @@ def test_a_resumed_run_goes_on_from_its_newest_checkpoint_with_the_logs_and_the_
     assert same(weights(again.controller), seen[2])
     assert [r.update for r in folder.reports()] == [0, 1, 2]
     assert [life.update for life in folder.episodes()] == [0, 0, 1, 1, 2, 2]
+    assert gardens(folder) == [0, 1, 2]
     again.step()
     assert same(weights(again.controller), seen[3]), "as if it had never stopped"
     assert checkpoint(folder, ASKED, 0, again, report(3, objective=0.5), best) == 0.6
@@ -86,7 +88,85 @@ def test_before_its_first_checkpoint_a_run_begins_again(tmp_path):
     at = pick_up(folder, ASKED)
     assert at.training is not None
     assert (at.stage, at.best, at.training.update) == (0, -float("inf"), 0)
-    assert (folder.reports(), folder.episodes()) == ([], [])
+    assert (folder.reports(), folder.episodes(), gardens(folder)) == ([], [], [])
+
+
+def gardens(folder: RunFolder) -> list[int]:
+    """The updates whose gardens a folder holds."""
+    return [json.loads(line)["update"] for line in (folder.path / "garden.jsonl").read_text().splitlines()]
+
+
+def test_checkpoints_of_older_versions_know_no_gardens_and_are_resumed_from(tmp_path):
+    """A garden that was written after them is cut. One that says less, or of logs that nobody knows, is damaged."""
+    folder, training = RunFolder.create(tmp_path / "run", {}, {}), begin()
+    training.step()
+    folder.append(report(0, garden=()))
+    old, path = folder.offsets(), folder.checkpoint_path(1)
+    del old["garden.jsonl"]
+    start = {"lives": 1, "decisions": 2, "seconds": 3.0}
+    save_training_run(path, training, {"logs": old, "best": None, "start": start})
+    folder.append(report(1))
+    for _ in range(2):
+        again, _ = restored(folder, path, begin())
+        assert again.update == 1
+        assert [r.update for r in folder.reports()] == [0]
+        assert gardens(folder) == []
+        assert folder.start() == start | {"never": None}
+        folder.append(report(1))
+    for wrong in ({}, {"reports.jsonl": 0}, old | {"more.jsonl": 0}):
+        save_training_run(path, training, {"logs": wrong, "best": None})
+        with pytest.raises(FileError, match="is damaged: it does not say how long the logs were"):
+            restored(folder, path, begin())
+
+
+def test_a_run_knows_how_hosts_do_that_never_grow_and_is_no_other_for_it(tmp_path):
+    """Measured before the first update; the updates are those of a training in which nothing was measured."""
+    run = RunFolder.open(small_run(tmp_path, tmp_path / "copy"))
+    training, other = (Train(recipe="smoke", changes=SMALL).asked().build() for _ in range(2))
+    assert run.start() == {"lives": 0, "decisions": 0, "seconds": 0.0, "never": other.never()}
+    made = [replace(training.step().brief(), seconds={}) for _ in range(3)]
+    assert [replace(report, seconds={}) for report in run.reports()] == made
+    assert gardens(run) == [0, 1, 2]
+
+
+def test_a_signal_while_hosts_that_never_grow_are_measured_stops_at_once_and_resume_works(tmp_path):
+    path = tmp_path / "run"
+    before = "import os, signal, esper.simic.train as t; "
+    before += "t.evaluate = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT); "
+    done = esper("train", "smoke", *SMALL, "--exam", "0", "--run-dir", str(path), before=before)
+    assert done.returncode == 0, done.stderr
+    assert "stopped during the measurement of hosts that never grow, after update 0" in done.stdout
+    folder = RunFolder(path)
+    assert folder.start()["never"] is None
+    assert esper("resume", str(path)).returncode == 0
+    assert folder.done
+    assert folder.start()["never"] is not None
+    known = (path / "start.json").read_bytes()
+    (path / "checkpoints/000003.safetensors").unlink()
+    folder.controller_path.unlink()
+    assert esper("resume", str(path)).returncode == 0
+    assert folder.done
+    assert (path / "start.json").read_bytes() == known, "a resumed run keeps it"
+
+
+def test_gardens_and_episodes_are_in_their_logs_alone(tmp_path, monkeypatch, capsys):
+    """Neither printed nor kept by the board or sent to trackers: a long run would fill the memory with them."""
+    heard, hear = [], Board.hear
+
+    def remember(board: Board, report: UpdateReport) -> None:
+        heard.append(report)
+        hear(board, report)
+
+    monkeypatch.setattr(Board, "hear", remember)
+    train = Train(recipe="smoke", run_dir=tmp_path / "run", logging=Logging(json=True), changes=(*SMALL, "--exam", "0"))
+    train.run()
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [(line["update"], line["garden"], line["lives"]) for line in printed] == [(n, [], []) for n in range(3)]
+    assert [(report.update, report.garden, report.lives) for report in heard] == [(n, (), ()) for n in range(3)]
+    assert gardens(RunFolder(tmp_path / "run")) == [0, 1, 2]
+    with Logging(json=True).shown(Board("run", 1), lines()) as show:
+        show(report(0))
+    assert json.loads(capsys.readouterr().out)["garden"] == []
 
 
 def test_who_goes_on_from_a_run_knows_what_it_knows_and_keeps_its_controller(tmp_path):
@@ -203,6 +283,8 @@ def test_a_staged_run_equals_a_chain_of_runs_and_resumes_in_any_stage(whole, tmp
     assert totals["weights"] == made(chain[1])[2]["weights"], "bit for bit"
     assert len({life.update for life in episodes}) > 2
     assert [load_controller(folder.controller_path).config.size for folder in chain] == [True, False]
+    assert [folder.start()["never"] for folder in chain] == [one.build().never(), two.build().never()]
+    assert totals["never"] == chain[1].start()["never"], "of the fleets of the last stage"
     for kept in (1, 2, 3):
         again = RunFolder(tmp_path / f"after-{kept}")
         shutil.copytree(whole.path, again.path)  # with all logs and start.json: as if killed much later

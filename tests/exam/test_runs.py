@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from esper.exam.runs import EpisodeRecorder, Replay, run_arm
+from esper.leyline.actions import Head, Op
 from esper.leyline.state import NO_BLUEPRINT, Split
 from esper.simic.evaluation import evaluate, on_test
 from esper.simic.lives import Transition, episode, newborn
-from esper.tamiyo.policies import FixedPlan, Heuristic, Never, PlanStep, RandomLegal, SideBySide
+from esper.tamiyo.network import Choice
+from esper.tamiyo.policies import FixedPlan, Heuristic, LearnedPolicy, Never, PlanStep, RandomLegal, SideBySide
 from esper.tolaria import EnvConfig, Fleet, FleetEnv, TrainConfig
 from esper.tolaria.static_env import StaticEnv
+from small_fleets import controller_for
 from toys import SPECS, toy_task
 
 PLAN = FixedPlan([PlanStep(1, {"op": "GERMINATE", "slot": "s0", "blueprint": "mlp", "tempo": 3})])
@@ -67,6 +70,73 @@ def test_lives_are_told_as_they_were():
     assert not other.outcome.growth.any()
     assert one.topology.alpha[0].tolist() == [slot.alpha for slot in grown[-1].slots], "as they were at the very end"
     assert one.topology.seed_age[0].tolist() == [5, 0]
+
+
+class Watched(LearnedPolicy):
+    """A learned policy of which every choice is kept, with its log-probabilities."""
+
+    def begin(self, setting, num_hosts, device) -> None:
+        super().begin(setting, num_hosts, device)
+        self.choices: list[Choice] = []
+        act = type(self.controller).act
+
+        def kept(*arguments):
+            choice, memory = act(self.controller, *arguments)
+            self.choices.append(choice)
+            return choice, memory
+
+        self.controller.act = kept
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_recorded_probabilities_are_those_that_the_policy_acted_by(recurrent):
+    policy = Watched(controller_for(recurrent))
+    run = run_arm(exam_env(), policy, rent=0.02, rng_seed=2, num_recorded=3)
+    choices = exam_env().setting.space.choices
+    heads = (Head.OP, Head.SLOT, Head.BLUEPRINT, Head.STYLE, Head.TEMPO)
+    for host, life in enumerate(run.lives):
+        for epoch, choice in zip(life.epochs, policy.choices, strict=True):
+            assert list(epoch.probabilities) == [head.name.lower() for head in heads]
+            for head in heads:
+                told = epoch.probabilities[head.name.lower()]
+                assert tuple(told) == choices[head]
+                assert sum(told.values()) == pytest.approx(1, abs=1e-3)
+                made = choices[head][choice.action[host, head]]
+                assert told[made] == pytest.approx(choice.log_probs[host, head].exp().item(), abs=1e-4)
+    ops = {name: p for epoch in run.lives[0].epochs for name, p in epoch.probabilities["op"].items() if p > 0}
+    assert len(ops) > 2
+    assert all(round(p, 4) == p for p in ops.values())
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_recording_changes_no_action_no_memory_and_no_outcome(recurrent):
+    policies = [LearnedPolicy(controller_for(recurrent)) for _ in range(2)]
+    runs, states = [], []
+    for policy, recorded in zip(policies, (0, 4), strict=True):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            runs.append(run_arm(exam_env(), policy, rent=0.02, num_recorded=recorded))
+            states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+    assert all(torch.equal(a, b) for a, b in zip(*(run.actions for run in runs), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(*(run.outcome for run in runs), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(*(policy.memory for policy in policies), strict=True))
+    assert [len(run.lives) for run in runs] == [0, 4]
+
+
+def test_what_was_legal_is_recorded():
+    """As it was before each decision, on any slot; rules say nothing of probabilities."""
+    run = run_arm(exam_env(), RandomLegal(), rent=0.02, num_recorded=4)
+    env = exam_env()
+    signals = env.reset()
+    for t, actions in enumerate(run.actions):
+        for n, life in enumerate(run.lives):
+            names = tuple(op.name for op in Op if signals.legal[n, op].any())
+            assert life.epochs[t].legal == names
+            assert life.epochs[t].op in names
+            assert life.epochs[t].probabilities == {}
+        signals = env.step(actions).signals
+    assert {epoch.legal for life in run.lives for epoch in life.epochs} > {("WAIT", "GERMINATE")}
 
 
 def test_a_sick_host_that_is_judged_by_its_loss_is_no_better_than_guessing():

@@ -87,7 +87,7 @@ def run(code: str, *arguments: str) -> str:
 def same(one: Path, other: Path, *controllers: str) -> None:
     assert reports(one) == reports(other)
     assert timeless_exams(one) == timeless_exams(other)
-    for name in ("episodes.jsonl", "lives.jsonl"):
+    for name in ("episodes.jsonl", "garden.jsonl", "lives.jsonl"):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
     for file in ("controller.safetensors", *controllers):
         weights, others = (read(folder / file, CONTROLLER_FORMAT)[0] for folder in (one, other))

@@ -122,6 +122,34 @@ def test_who_is_told_more_than_the_one_before_decides_as_it_did(group):
     assert all(torch.equal(a, b) for a, b in zip(same.parameters(), before.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_probabilities_are_those_of_the_choices_that_were_made(recurrent):
+    """Of every head, given what was chosen before it, in the state of memory in which it was chosen."""
+    controller, observation = controller_of(recurrent=recurrent), seen(hosts=5)
+    affordable = observation.affordable.clone()
+    affordable[:, :, 2] = False
+    observation = observation._replace(affordable=affordable)
+    uniform = torch.rand(5, num_draws(4, 5), generator=torch.Generator().manual_seed(3)).clamp(1e-6, 1 - 1e-6)
+    with torch.no_grad():
+        _, memory = controller.act(observation, controller.blank(5, CPU), uniform)
+        before = HiddenState(*(x.clone() for x in memory))
+        choice, _ = controller.act(observation, memory, uniform)
+        found = controller.probabilities(observation, memory, choice.action)
+        first = controller.probabilities(observation, controller.blank(5, CPU), choice.action)
+    assert list(found) == list(Head)
+    assert [p.shape[1] for p in found.values()] == [len(Op), 4, 5, *TAIL_SIZES]
+    for head, p in found.items():
+        torch.testing.assert_close(p.sum(-1), torch.ones(5))
+        made = p.gather(1, choice.action[:, head, None])[:, 0]
+        torch.testing.assert_close(made, choice.log_probs[:, head].exp())
+    assert not found[Head.OP][~observation.legal.any(-1)].any()
+    here = observation.legal[torch.arange(5), choice.action[:, Head.OP]]
+    assert not found[Head.SLOT][~here].any()
+    assert not found[Head.BLUEPRINT][:, 2].any()
+    assert all(torch.equal(x, y) for x, y in zip(memory, before, strict=True))
+    assert torch.equal(first[Head.OP], found[Head.OP]) != recurrent, "what is remembered counts"
+
+
 @pytest.mark.parametrize("slots", range(1, 9))
 def test_any_number_of_slots_and_blueprints(slots):
     choice = act(CONTROLLER, seen(slots=slots, blueprints=slots + 1))
