@@ -47,7 +47,7 @@ class Series:
 
     def totals(self, every: int) -> list[float]:
         """Return the sums over so many neighbours each."""
-        return [math.fsum(self.sums[i : i + every]) for i in range(0, len(self.sums), every)]
+        return [sum(self.sums[i : i + every]) for i in range(0, len(self.sums), every)]
 
     def means(self, every: int) -> list[float | None]:
         """Return the means over so many neighbours each; None where no update had the number."""
@@ -264,7 +264,7 @@ def lines(never: float | None, exams: Sequence[ExamReport]) -> list[dict[str, An
     for name in dict.fromkeys(name for exam in arms for name in exam):
         js = [exam[name].j for exam in arms if name in exam]
         if len(js) == len(arms) and all(map(math.isfinite, js)):
-            found.append({"label": f"exam: {text(name, 60)}", "value": short(math.fsum(js) / len(js))})
+            found.append({"label": f"exam: {text(name, 60)}", "value": short(sum(js) / len(js))})
     return found
 
 
@@ -296,4 +296,4 @@ def _list(value: object) -> Sequence[Any]:
 def _total(seconds: object) -> float | None:
     if not isinstance(seconds, Mapping):
         return None
-    return math.fsum(x for x in map(number, seconds.values()) if x is not None)
+    return number(sum(x for x in map(number, seconds.values()) if x is not None))

@@ -9,6 +9,8 @@ from esper.dashboard.plain import count, inside, number, short, text, tidy
 
 MOST_POINTS, MOST_EVENTS = 2048, 4000
 """Measurements and events that are kept: of more measurements every other, of more events the latest half."""
+MOST_FLOPS = 10**30
+"""Largest number that a line can hold without being damaged."""
 
 
 class GrowthLog:
@@ -16,9 +18,11 @@ class GrowthLog:
 
     def __init__(self) -> None:
         self.points: list[Point] = []
+        self.latest: Point | None = None
+        """The last measurement, which is shown even where only some are kept."""
         self.events: list[Mark] = []
         self.every, self.measured = 1, 0
-        self.steps, self.flops, self.skipped, self.dropped = 0, 0.0, 0, 0
+        self.steps, self.flops, self.skipped = 0, 0, 0
         self.parameters: int | None = None
         self.blocks: int | None = None
         self.is_finished = False
@@ -27,19 +31,22 @@ class GrowthLog:
         """Add a line, and return whether it holds a measurement or an event; else it is counted as skipped."""
         kind = "point" if inside(line, "point") is not None else "event"
         record = inside(line, kind)
-        numbers = {name: count(inside(record, name)) for name in ("step", "flops", "parameters")}
-        if None in numbers.values() or numbers["step"] < self.steps:  # pyright: ignore
+        step, flops, parameters = (count(inside(record, n), MOST_FLOPS) for n in ("step", "flops", "parameters"))
+        if step is None or flops is None or parameters is None or step < self.steps:
             self.skipped += 1
             return False
-        self.steps, self.parameters = numbers["step"] or 0, numbers["parameters"]
-        self.flops = max(self.flops, numbers["flops"] or 0)
-        self._add_point(record) if kind == "point" else self._add_event(record)
+        self.steps, self.parameters, self.flops = step, parameters, max(self.flops, flops)
+        if kind == "point":
+            self._add_point(record)
+        else:
+            self._add_event(record)
         return True
 
     def _add_point(self, record: Mapping[str, Any]) -> None:
+        loss, metric = (number(record.get(name)) for name in ("loss", "metric"))
+        self.latest = Point(record["flops"], record["parameters"], loss, metric)
         if self.measured % self.every == 0:
-            loss, metric = (number(record.get(name)) for name in ("loss", "metric"))
-            self.points.append(Point(record["flops"], record["parameters"], loss, metric))
+            self.points.append(self.latest)
         self.measured += 1
         if len(self.points) > MOST_POINTS:
             self.points, self.every = self.points[::2], 2 * self.every
@@ -61,25 +68,29 @@ class GrowthLog:
             )
         )
         if len(self.events) > MOST_EVENTS:
-            self.events, self.dropped = self.events[MOST_EVENTS // 2 :], self.dropped + MOST_EVENTS // 2
+            self.events = self.events[MOST_EVENTS // 2 :]
+
+    def _shown(self) -> list[Point]:
+        is_kept = self.latest is None or self.points[-1] is self.latest
+        return self.points if is_kept else [*self.points, self.latest]  # pyright: ignore
 
     def story(self, header: Mapping[str, Any]) -> GrowthStory:
         """Return what happened so far. The header is what growth.json holds."""
         parameters, blocks = (count(header.get(name)) for name in ("parameters", "blocks"))
-        budget = number(header.get("budget"))
+        budget, options = number(header.get("budget")), header.get("options")
         parameters = parameters if parameters is not None else (self.parameters or 0)
         blocks = blocks if blocks is not None else (self.blocks or 0)
         return GrowthStory(
             name=text(header.get("name"), 100) or "the model",
             steps=self.steps,
-            spent=self.flops,
+            spent=float(self.flops),
             budget=budget if budget and budget > 0 else None,
             is_over=self.is_finished,
             parameters=(parameters, parameters if self.parameters is None else self.parameters),
             blocks=(blocks, blocks if self.blocks is None else self.blocks),
-            points=self.points,
+            points=self._shown(),
             marks=self.events,
-            options=inside(header, "options") or {},
+            options=options if isinstance(options, Mapping) else {},
         )
 
     def view(self, header: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,7 +105,7 @@ class GrowthLog:
             "is_over": story.is_over,
             "parameters": list(story.parameters),
             "blocks": list(story.blocks),
-            "points": _columns(self.points),
+            "points": _columns(self._shown()),
             "events": [asdict(mark) for mark in self.events],
             "options": tidy(story.options),
         }

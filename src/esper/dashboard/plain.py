@@ -7,6 +7,8 @@ from typing import Any
 DEEP, LONG, MANY = 12, 2000, 2000
 """Nesting, characters of a text and entries of a list or object beyond which a value is cut."""
 CUT = "…"
+EXACT = 2**53
+"""Largest whole number that JavaScript holds exactly."""
 
 
 def number(value: object) -> float | None:
@@ -20,9 +22,9 @@ def number(value: object) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def count(value: object) -> int | None:
-    """Return a whole number that a page can count with, from 0 to 2^53; None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 2**53 else None
+def count(value: object, most: int = EXACT) -> int | None:
+    """Return a whole number from 0 to a bound, up to which pages can count; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most else None
 
 
 def text(value: object, most: int = LONG) -> str | None:
@@ -58,7 +60,7 @@ def tidy(value: object, deep: int = DEEP) -> Any:
     if isinstance(value, str):
         return text(value)
     if isinstance(value, int | float):
-        return value if isinstance(value, int) and abs(value) <= 2**53 else number(value)
+        return value if isinstance(value, int) and abs(value) <= EXACT else number(value)
     if deep == 0:
         return CUT
     if isinstance(value, Mapping):

@@ -1,6 +1,7 @@
 """Say what came out of a run in one plain sentence, and explain the words that pages use."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from esper.exam.records import ArmReport, ExamReport
@@ -99,6 +100,11 @@ RIVALS = ("never", "heuristic")
 """The arms that a sentence about an exam tells of, where they took part."""
 
 
+NAMED = 2
+"""Largest number of lost comparisons that are named besides those with the main rivals."""
+VERBS = {"better": "beats", "level": "is level with", "worse": "loses to"}
+
+
 def does(arm: str, policy: str) -> str:
     """Say what an arm does; empty for one of the user's own."""
     return "the policy under test" if arm == policy else ARMS.get(arm, ("", ""))[1]
@@ -110,42 +116,63 @@ def called(arm: str) -> str:
 
 
 def exam_sentence(exam: ExamReport) -> str:
-    """Say in one sentence what an exam showed against its main rivals, wins and losses alike."""
-    data = "" if exam.final else f" ({exam.data} data)"
-    trainings = f" in each of {exam.trainings} trainings" if exam.trainings > 1 else ""
-    rivals = [arm for arm in exam.arms if arm.name in RIVALS and arm.difference is not None]
-    rivals = rivals or [arm for arm in exam.arms if arm.difference is not None][:2]
+    """Say in one sentence what an exam showed, wins and losses alike: its main rivals, and a count of the others."""
+    compared = [arm for arm in exam.arms if arm.difference is not None]
+    rivals = [arm for arm in compared if arm.name in RIVALS] or compared[:2]
+    others = [arm for arm in compared if arm not in rivals]
+    if len(others) == 1:
+        rivals, others = rivals + others, []
     name = "controller" if exam.policy == "learned" else f"policy “{exam.policy}”"
-    place = f"On {exam.hosts} fresh hosts of {exam.task}{trainings}{data}"
+    held = [f"{exam.trainings} trainings"] * (exam.trainings > 1) + [f"{exam.data} data"] * (not exam.final)
+    how = f" ({', '.join(held)})" if held else ""
+    place = f"On {exam.hosts} fresh hosts of {exam.task}{how} the {name}"
     if not rivals:
-        return f"{place} the {name} reaches J {exam.by_name[exam.policy].j:.3f}."
-    return f"{place} the {name} {' and '.join(map(_against, rivals))}."
+        return f"{place} reaches J {exam.by_name[exam.policy].j:.3f}."
+    return f"{place} {_against(rivals)}{_against_others(others)}."
 
 
-def _against(arm: ArmReport) -> str:
-    assert arm.difference is not None
-    if arm.verdict == "level":
-        return f"is level with {called(arm.name)}"
-    verb = "beats" if arm.verdict == "better" else "loses to"
-    return f"{verb} {called(arm.name)} by {abs(arm.difference.mean):.3f} in J"
+def _against(arms: Sequence[ArmReport]) -> str:
+    """Say how the policy compares with several arms, one verdict after the other."""
+    clauses = []
+    for verdict, verb in VERBS.items():
+        met = [arm for arm in arms if arm.verdict == verdict]
+        leads = (f" by {abs(arm.difference.mean):.3f}" if arm.difference else "" for arm in met)
+        named = [called(arm.name) + (lead if verdict != "level" else "") for arm, lead in zip(met, leads, strict=True)]
+        if named:
+            clauses.append(f"{verb} {_listed(named)}{' in J' if verdict != 'level' else ''}")
+    return _listed(clauses)
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+
+
+def _against_others(arms: Sequence[ArmReport]) -> str:
+    if not arms:
+        return ""
+    lost = [called(arm.name) for arm in arms if arm.verdict == "worse"]
+    named = f" ({', '.join(lost)})" if 0 < len(lost) <= NAMED else ""
+    return f"; of {len(arms)} other arms it {_tally(arms)}{named}"
+
+
+def _tally(arms: Sequence[ArmReport], rival: str = "") -> str:
+    """Count the verdicts on arms, which may all be those on one rival; what did not happen is left out."""
+    counts = Counter(arm.verdict for arm in arms)
+    said: list[str] = []
+    for verdict, verb in VERBS.items():
+        if counts[verdict]:
+            whom = f" {'it' if said else called(rival)} in" if rival else ""
+            said.append(f"{verb}{whom} {counts[verdict]}")
+    return _listed(said)
 
 
 def exams_sentence(exams: Sequence[ExamReport]) -> str:
     """Say in one sentence what all exams of a run showed."""
     if len(exams) == 1:
         return exam_sentence(exams[0])
-    clauses = [clause for rival in RIVALS if (clause := _counted(exams, rival))]
-    return f"In {len(exams)} exams on fresh hosts the controller {'; it '.join(clauses)}."
-
-
-def _counted(exams: Sequence[ExamReport], rival: str) -> str:
-    met = [exam.by_name[rival] for exam in exams if rival in exam.by_name]
-    counts = {verdict: sum(arm.verdict == verdict for arm in met) for verdict in ("better", "level", "worse")}
-    words = {"better": "beats {} in {}", "level": "is level with it in {}", "worse": "loses to it in {}"}
-    parts = [
-        words[verdict].format(*((called(rival), n) if verdict == "better" else (n,))) for verdict, n in counts.items()
-    ]
-    return ", ".join(parts) if met else ""
+    met = {rival: [exam.by_name[rival] for exam in exams if rival in exam.by_name] for rival in RIVALS}
+    told = "; it ".join(_tally(arms, rival) for rival, arms in met.items() if arms)
+    return f"In {len(exams)} exams on fresh hosts the controller {told or 'met neither of its main rivals'}."
 
 
 def run_sentence(
@@ -173,6 +200,7 @@ def run_sentence(
         return {
             "running": "The run has begun, and its first update is under way.",
             "done": "A trained controller, without a log of its training.",
+            "damaged": "Nothing of this run could be read.",
         }.get(state, "The run stopped before its first update.")
     made = f"{updates} update{'s' if updates != 1 else ''}"
     if of is not None and updates < of:
@@ -183,8 +211,3 @@ def run_sentence(
     if state == "stopped" and of is not None and updates < of:
         reach = f"The run stopped after {made}, when the controller's hosts reached J {objective:.3f}"
     return f"{reach}; hosts that never grow reach {never:.3f}." if never is not None else f"{reach}."
-
-
-def words() -> Mapping[str, Any]:
-    """Return the explanations of all words that pages use."""
-    return WORDS

@@ -1,7 +1,7 @@
 """Turn records into JSON for pages: exams, episodes, growths, and what a run is about."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from esper.dashboard.curves import Curves
@@ -12,7 +12,10 @@ from esper.exam.records import ArmReport, ExamReport, Interval
 
 LOWER_IS_BETTER = ("loss", "squared_error")
 """Metrics of `leyline/objectives.py` of which less is better."""
-GROWTH_POINTS, GROWTH_EVENTS = 2048, 5000
+LARGEST = 1e100
+"""Numbers from here on are taken for damage."""
+LONGEST = 1 << 20
+"""Characters of one decision of a garden."""
 
 
 def exams_view(exams: Sequence[ExamReport]) -> dict[str, Any]:
@@ -25,7 +28,7 @@ def exam_view(exam: ExamReport) -> dict[str, Any]:
     found = {
         "setting": exam.setting,
         "sentence": exam_sentence(exam),
-        "about": about(exam),
+        "about": _about(exam),
         "policy": exam.policy,
         "metric": exam.metric,
         "lower_is_better": exam.metric in LOWER_IS_BETTER,
@@ -38,6 +41,13 @@ def exam_view(exam: ExamReport) -> dict[str, Any]:
         "arms": [_arm(arm, exam) for arm in exam.arms],
     }
     return tidy(found)
+
+
+def _about(exam: ExamReport) -> str:
+    try:
+        return about(exam)
+    except ArithmeticError:  # a budget of 0, or a number that is not finite, in a damaged file
+        return ""
 
 
 def _arm(arm: ArmReport, exam: ExamReport) -> dict[str, Any]:
@@ -71,11 +81,11 @@ def interval(found: Interval | None) -> dict[str, float] | None:
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
     """Return the mean of several numbers with its 95 % interval, from the normal distribution; None without any."""
-    known = [x for x in values if math.isfinite(x)]
+    known = [x for x in values if abs(x) < LARGEST]
     if not known:
         return None
-    mean = math.fsum(known) / len(known)
-    spread = math.sqrt(math.fsum((x - mean) ** 2 for x in known) / max(len(known) - 1, 1) / len(known))
+    mean = sum(known) / len(known)
+    spread = math.sqrt(sum((x - mean) ** 2 for x in known) / max(len(known) - 1, 1) / len(known))
     return Interval(mean, mean - 1.96 * spread, mean + 1.96 * spread)
 
 
@@ -107,8 +117,8 @@ def life_view(life: Mapping[str, Any], never: Mapping[str, Any] | None = None) -
         life: The episode, as plain data.
         never: The episode of an equal host that never grew.
     """
-    epochs = tidy(life.get("epochs")) or []
-    slots = inside(epochs, 0, "slots") or []
+    epochs = [tidy(epoch) for epoch in _list(life.get("epochs")) if isinstance(epoch, Mapping)]
+    slots = _list(inside(epochs, 0, "slots"))
     row = life_row(0, life)
     return {
         **{name: row[name] for name in ("task", "kind", "arm", "host")},
@@ -123,7 +133,7 @@ def hosts_of(recipe: Mapping[str, Any]) -> list[str]:
     found = []
     fleets = recipe.get("fleets")
     for fleet in fleets if isinstance(fleets, list) else ():
-        task, kind = (text(inside(fleet, name), 60) for name in ("task", "host"))
+        task, kind = (text(inside(fleet, name), 60) or "?" for name in ("task", "host"))
         widths = inside(fleet, "widths")
         size = "-".join(str(w) for w in widths if count(w) is not None) if isinstance(widths, list) else ""
         found.append(f"{task}, {kind} {size}".strip())
@@ -152,22 +162,49 @@ def _number(value: object) -> str | None:
     return None if found is None else f"{found:g}"
 
 
-def garden_frames(record: object, decisions: range) -> list[dict[str, Any]]:
-    """Return some decisions of an update for a page: the state of every host, its op and its score."""
-    fleets = inside(record, "fleets") or ()
+def garden_frames(record: object, decisions: Iterable[int]) -> list[dict[str, Any]]:
+    """Return some decisions of an update for a page: the state of every host, its op and its score.
+
+    Args:
+        record: A line of garden.jsonl, as plain data.
+        decisions: Which of its decisions.
+    """
+    fleets = _list(inside(record, "fleets"))
     return [
         {
-            "update": inside(record, "update"),
+            "update": count(inside(record, "update")),
             "decision": n,
             "fleets": [
                 {
-                    "cells": text(inside(fleet, "cells", n), 1 << 20) or "",
-                    "ops": text(inside(fleet, "ops", n), 1 << 20) or "",
-                    "scores": [number(score) for score in inside(fleet, "scores", n) or ()],
-                    "born": [host for host in inside(fleet, "born", n) or () if count(host) is not None],
+                    "cells": text(inside(fleet, "cells", n), LONGEST) or "",
+                    "ops": text(inside(fleet, "ops", n), LONGEST) or "",
+                    "scores": [number(score) for score in _list(inside(fleet, "scores", n))],
+                    "born": [host for host in _list(inside(fleet, "born", n)) if count(host) is not None],
                 }
                 for fleet in fleets
             ],
         }
         for n in decisions
     ]
+
+
+def garden_fleets(record: object) -> list[dict[str, Any]]:
+    """Return what the fleets of a garden are. The record is a line of garden.jsonl, as plain data."""
+    return [
+        {
+            "label": text(inside(fleet, "label"), 100) or "",
+            "hosts": count(inside(fleet, "hosts")) or 0,
+            "slots": [text(slot, 40) or "?" for slot in _list(inside(fleet, "slots"))],
+        }
+        for fleet in _list(inside(record, "fleets"))
+    ]
+
+
+def decisions_in(record: object) -> int:
+    """Return the number of decisions in a line of garden.jsonl, given as plain data; 0 if it is none."""
+    fleets = _list(inside(record, "fleets")) if count(inside(record, "update")) is not None else ()
+    return max((len(_list(inside(fleet, "cells"))) for fleet in fleets), default=0)
+
+
+def _list(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()

@@ -16,11 +16,12 @@ from typing import Any, Literal, NamedTuple
 
 from esper.dashboard.plain import text
 from esper.leyline.errors import EsperError, FileError
+from esper.telemetry.folder import CONTROLLER, EXAM, LOCK, REPORTS
 
 RUN, GROWTH = "config.json", "growth.json"
 """The files by which a run and the log of a growth are known."""
-REPORTS, GROWTH_LOG = "reports.jsonl", "growth.jsonl"
-MARKS = (REPORTS, "environment.json", "exam.json", "checkpoints", "controller.safetensors", ".lock")
+GROWTH_LOG = "growth.jsonl"
+MARKS = (REPORTS, EXAM, CONTROLLER, LOCK, "environment.json", "checkpoints")
 """What stands beside the config.json of a run, but not beside that of other programs."""
 KNOWN = {*MARKS, RUN, GROWTH, GROWTH_LOG}
 CLOSED = ("checkpoints", "pictures", "node_modules", "site-packages", "__pycache__")
@@ -147,31 +148,31 @@ class Tree:
     """The folder that is shown, and everything below it."""
 
     def __init__(self, path: Path) -> None:
-        """Open the folder.
+        """Remember the folder.
 
         Raises:
             EsperError: It does not exist, is no folder, or cannot be read.
         """
         if os.open not in os.supports_dir_fd:
             raise EsperError("esper ui needs Linux, macOS or another Unix; on Windows, start it in WSL")
-        self.path = path
+        self.path = path.absolute()
+        self.problems: list[str] = []
+        """What the last complete search could not look at."""
         try:
-            self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            os.close(self._top())
         except NotADirectoryError:
             raise EsperError(f"{path} is a file: name the folder of a run, or one that holds runs") from None
         except OSError as error:
             raise EsperError(f"cannot read the folder {path}: {error.strerror or error}") from None
-        self.problems: list[str] = []
-        """What the last complete search could not look at."""
+
+    def _top(self) -> int:
+        # by its path, every time: it may be removed and made again
+        return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     @property
     def name(self) -> str:
         """The name of the folder, as clean text."""
         return text(self.path.resolve().name or str(self.path.resolve())) or "?"
-
-    def close(self) -> None:
-        """Close the folder."""
-        os.close(self.fd)
 
     def named(self, place: Place) -> str:
         """Return the path of a run as clean text."""
@@ -188,7 +189,10 @@ class Tree:
         Raises:
             FileError: It is gone, or something else has taken its place.
         """
-        fd = os.dup(self.fd)
+        try:
+            fd = self._top()
+        except OSError as error:
+            raise FileError(f"the folder {self.name} cannot be read: {error.strerror or error}") from None
         try:
             for part in parts:
                 inner = _enter(part, fd)

@@ -3,7 +3,7 @@
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Condition, Event, Lock, Thread
 from typing import Any
@@ -16,9 +16,11 @@ from esper.ui.tails import Log
 PATIENCE = 0.6
 """Seconds that a request may read; the rest is read in the background."""
 TURN = 0.05
-"""Seconds that the background reads one log before it rests."""
-SEARCH = 2.0
+"""Seconds that the background reads before it rests as long."""
+SEARCH = 1.0
 """Least seconds between two searches for runs; they take at most a tenth of the time."""
+INTEREST = 10.0
+"""Seconds after the list was last looked at in which the search goes on."""
 OPENED = 16
 """Logs that are held in memory: curves, indices of gardens and lives."""
 SORTS: dict[str, Callable[[Run], Any]] = {
@@ -27,6 +29,8 @@ SORTS: dict[str, Callable[[Run], Any]] = {
     "best": lambda run: run.summary.best,
     "updates": lambda run: run.summary.updates,
 }
+BY_CONTENT = ("best", "updates")
+"""Sort keys that stand in the logs."""
 
 
 @dataclass(eq=False)
@@ -36,6 +40,13 @@ class Opened:
     run: Run
     log: Log
     lock: Lock = field(default_factory=Lock)
+    has_failed: bool = False
+    """Whether the background could not read it; the next request says why."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is something left for the background to read."""
+        return not self.log.tail.is_done and not self.has_failed
 
 
 class Library:
@@ -47,18 +58,27 @@ class Library:
         self.opened: OrderedDict[tuple[str, str], Opened] = OrderedDict()
         self.lock, self.work = Lock(), Condition()
         self.ended, self.searched = Event(), Event()
+        self.asked = 0.0
+        """When the list was last looked at, by `monotonic`."""
+        self.current: Run | None = None
+        self.unread: Iterator[Run] = iter(())
+        """The run whose log the background reads, and those that are next."""
         self.thread = Thread(target=self._read_on, name="esper-ui-reader", daemon=True)
 
     def start(self) -> None:
         """Begin to search and read in the background."""
+        self.asked = time.monotonic()
         self.thread.start()
 
     def close(self) -> None:
         """End the background thread."""
         self.ended.set()
+        self._wake()
+        self.thread.join(0.5)
+
+    def _wake(self) -> None:
         with self.work:
             self.work.notify_all()
-        self.thread.join(1.0)
 
     def run(self, id: str) -> Run | None:
         """Return a run by its id; None if there is none."""
@@ -77,13 +97,19 @@ class Library:
             self.opened.move_to_end((run.id, name))
             while len(self.opened) > OPENED:
                 self.opened.popitem(last=False)
-        with opened.lock:
-            with self.tree.open(run.place.parts) as folder:
-                opened.log.advance(folder, time.monotonic() + PATIENCE)
+        is_first = opened.lock.acquire(blocking=False)
+        if not is_first:
+            opened.lock.acquire()  # somebody else has just read on, for everybody who waits
+        try:
+            if is_first and not opened.is_waiting:
+                with self.tree.open(run.place.parts) as folder:
+                    opened.log.advance(folder, time.monotonic() + PATIENCE)
+                opened.has_failed = False
             yield opened.log
-        if not opened.log.tail.is_done:
-            with self.work:
-                self.work.notify_all()
+        finally:
+            opened.lock.release()
+        if opened.is_waiting:
+            self._wake()
 
     def reading(self, run: Run) -> float:
         """Return the share of the logs of a run, as far as pages look at them, that has been read."""
@@ -100,32 +126,41 @@ class Library:
         key = sort.removeprefix("-")
         if key not in SORTS:
             raise EsperError(f"sort must be one of {', '.join(SORTS)}, with a - in front for descending, not {key!r}")
+        self.asked = time.monotonic()
         is_complete = self.searched.wait(PATIENCE)
         until, now = time.monotonic() + PATIENCE, time.time()
         runs = list(self.runs.values())
+        problems = [] if is_complete else ["Still looking for runs in this folder."]
+        if search or state or key in BY_CONTENT:
+            known = list(runs) if state or key in BY_CONTENT else []
+            self._look([run for run in runs if not run.is_known] + known, until)
+            if unknown := sum(not run.is_known for run in runs):
+                problems.append(f"{unknown:,} of {len(runs):,} runs have not been looked at yet: this is not all.")
         if search:
             runs = [run for run in runs if search.casefold() in f"{run.name} {run.header.title}".casefold()]
-        if state or key in ("best", "updates"):
-            self._look(runs, until)
         if state:
             runs = [run for run in runs if run.state(now) == state]
-        runs = _sorted(runs, key, sort.startswith("-"))
+        runs = ordered(runs, key, sort.startswith("-"))
         shown = runs[offset : offset + limit]
         self._look(shown, until)
-        problems = list(self.tree.problems)
-        if not is_complete:
-            problems.append("Still looking for runs in this folder.")
-        if unknown := sum(not run.is_known for run in (runs if state or key in ("best", "updates") else shown)):
-            problems.append(f"{unknown:,} runs have not been read yet, so the list is not final.")
+        self._wake()
         return {
             "folder": self.tree.name,
             "total": len(runs),
             "runs": [run.row(now) for run in shown],
-            "problems": problems,
+            "problems": [*self.tree.problems, *problems],
         }
+
+    def _look(self, runs: list[Run], until: float) -> None:
+        """Bring as many runs up to date as there is time for."""
+        for run in runs:
+            if time.monotonic() >= until:
+                break
+            run.look(self.tree, until)
 
     def look_at_all(self) -> list[Run]:
         """Return all runs, after a look at when their files were written, and at who still writes."""
+        self.asked = time.monotonic()
         runs = list(self.runs.values())
         for run in runs:
             run.glance(self.tree)
@@ -134,64 +169,74 @@ class Library:
     def known(self) -> tuple[int, int]:
         """Return the number of runs, and of those whose logs have been read to their ends."""
         runs = list(self.runs.values())
-        return len(runs), sum(run.is_known and run.is_exact for run in runs)
+        return len(runs), sum(run.is_exact for run in runs)
 
-    def _look(self, runs: list[Run], until: float) -> None:
-        for run in runs:
-            if time.monotonic() >= until:
-                break
-            run.look(self.tree, until)
-        with self.work:
-            self.work.notify_all()
-
-    def _search(self) -> float:
-        """Search for runs once, and return the seconds that it took."""
-        started, found = time.monotonic(), {}
+    def _search(self) -> None:
+        """Search for runs once."""
+        found: dict[str, Run] = {}
         for place in self.tree.find():
             run = self.runs.get(place.id) or Run(place, self.tree.named(place))
             found[run.id] = run
             run.glance(self.tree)
             if not self.searched.is_set():
-                self.runs[run.id] = run
+                self.runs = {**self.runs, run.id: run} if len(found) < 100 else self.runs
             if self.ended.is_set():
-                return 0.0
+                return
         self.runs = found
         self.searched.set()
-        return time.monotonic() - started
 
     def _read_on(self) -> None:
         """Search and read until the library is closed; runs in a thread of its own."""
         due = 0.0
         while not self.ended.is_set():
-            if time.monotonic() >= due:
-                due = time.monotonic() + max(SEARCH, 9 * self._search())
             started = time.monotonic()
-            if self._read_some():
+            if started >= due and started - self.asked < INTEREST:
+                self._search()
+                due = time.monotonic() + max(SEARCH, 9 * (time.monotonic() - started))
+            started = time.monotonic()
+            if self._read_some(started + TURN):
                 self.ended.wait(time.monotonic() - started)  # rest as long as it worked
-                continue
-            with self.work:
-                self.work.wait(max(min(due - time.monotonic(), SEARCH), 0.01))
+            else:
+                with self.work:
+                    self.work.wait(min(max(due - time.monotonic(), 0.05), SEARCH))
 
-    def _read_some(self) -> bool:
-        """Read a little of one log, those that pages look at first; return whether there was one."""
+    def _read_some(self, until: float) -> bool:
+        """Read until a time, first what pages look at; return whether there was anything to read."""
         with self.lock:
-            waiting = [opened for opened in self.opened.values() if not opened.log.tail.is_done]
+            waiting = [opened for opened in self.opened.values() if opened.is_waiting]
         if waiting:
-            opened = waiting[-1]
-            with opened.lock, suppress(FileError), self.tree.open(opened.run.place.parts) as folder:
-                opened.log.advance(folder, time.monotonic() + TURN)
+            self._read(waiting[-1], until)
             return True
-        for run in list(self.runs.values()):
-            if not run.is_known or not run.is_exact:
-                run.look(self.tree, time.monotonic() + TURN, far=True)
-                return True
-        return False
+        has_read = False
+        while time.monotonic() < until and (run := self._next()) is not None:
+            run.look(self.tree, until, far=True)
+            has_read = True
+        return has_read
+
+    def _next(self) -> Run | None:
+        """Return the run whose log is to be read next, the latest first; None if all have been read."""
+        for _ in range(2):
+            while self.current is not None:
+                if self.current.is_unread:
+                    return self.current
+                self.current = next(self.unread, None)
+            unread = [run for run in self.runs.values() if run.is_unread]
+            self.unread = iter(sorted(unread, key=lambda run: -run.seen))
+            self.current = next(self.unread, None)
+        return self.current
+
+    def _read(self, opened: Opened, until: float) -> None:
+        with opened.lock:
+            try:
+                with self.tree.open(opened.run.place.parts) as folder:
+                    opened.log.advance(folder, until)
+            except (FileError, OSError):
+                opened.has_failed = True
 
 
-def _sorted(runs: list[Run], key: str, descending: bool) -> list[Run]:
-    """Return runs in order; those without a value come last."""
+def ordered(runs: list[Run], key: str, descending: bool) -> list[Run]:
+    """Return runs in the order of a sort key; those without a value come last."""
     value = SORTS[key]
-    known = [run for run in runs if value(run) is not None]
-    known.sort(key=lambda run: run.name)
+    known = sorted((run for run in runs if value(run) is not None), key=lambda run: run.name)
     known.sort(key=value, reverse=descending)
     return known + [run for run in runs if value(run) is None]

@@ -13,14 +13,14 @@ from esper.dashboard.growth import summary
 from esper.dashboard.growth_log import GrowthLog
 from esper.dashboard.plain import count, inside, text, tidy
 from esper.dashboard.sentences import run_sentence
-from esper.dashboard.views import exams_view, facts, garden_frames, life_row, life_view
+from esper.dashboard.views import decisions_in, exams_view, facts, garden_fleets, garden_frames, life_row, life_view
 from esper.exam.records import ExamReport
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.json_records import from_json
-from esper.telemetry.folder import EXAM, LIVES
-from esper.ui.folders import GROWTH_LOG, REPORTS, Folder, parsed, read_at
+from esper.telemetry.folder import EXAM, GARDEN, LIVES, REPORTS
+from esper.ui.folders import GROWTH_LOG, Folder, parsed, read_at
 from esper.ui.library import Library
-from esper.ui.runs import GARDEN, Run, Stamp
+from esper.ui.runs import Run, Stamp
 from esper.ui.tails import LONGEST, Log
 
 MOST_EXAM_BYTES = 32 << 20
@@ -154,7 +154,7 @@ class Pages:
                     record = _line_at(folder, GARDEN, made.offsets[line])
                     until = min(start + number, made.ends[line])
                     found["shown"] += garden_frames(record, range(at - begin, until - begin))
-                    read += made.sizes[line]
+                    read += made.offsets[line + 1] - made.offsets[line] if line + 1 < len(made.ends) else 0
                     at = until
         return found
 
@@ -232,8 +232,8 @@ class GardenIndex:
     """Where the decisions of a garden stand in its file."""
 
     def __init__(self) -> None:
-        self.offsets, self.sizes, self.ends = array("Q"), array("L"), array("Q")
-        """Of each line: offset, about its size, and how many decisions there are up to its end."""
+        self.offsets, self.ends = array("Q"), array("Q")
+        """Of each line: its offset, and how many decisions there are up to its end."""
         self.fleets: list[dict[str, Any]] = []
         self.update = -1
 
@@ -244,25 +244,13 @@ class GardenIndex:
 
     def add(self, at: int, line: object) -> None:
         """Add the line of an update; what is none is left out."""
-        update, fleets = count(inside(line, "update")), inside(line, "fleets")
-        if update is None or update <= self.update or not isinstance(fleets, list) or len(self.ends) >= MOST_UPDATES:
-            return
-        cells = [inside(fleet, "cells") for fleet in fleets]
-        decisions = max((len(of_fleet) for of_fleet in cells if isinstance(of_fleet, list)), default=0)
-        if not decisions:
+        update, decisions = count(inside(line, "update")), decisions_in(line)
+        if update is None or not decisions or update <= self.update or len(self.ends) >= MOST_UPDATES:
             return
         self.update = update
-        self.sizes.append(1 + sum(len(str(c)) * 4 for of in cells if isinstance(of, list) for c in of))
         self.offsets.append(at)
         self.ends.append(self.frames + decisions)
-        self.fleets = [
-            {
-                "label": text(inside(fleet, "label"), 100) or "",
-                "hosts": count(inside(fleet, "hosts")) or 0,
-                "slots": [text(slot, 40) or "" for slot in inside(fleet, "slots") or () if isinstance(slot, str)],
-            }
-            for fleet in fleets
-        ]
+        self.fleets = garden_fleets(line)
 
 
 def _curves_log() -> Log:

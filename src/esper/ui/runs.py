@@ -11,11 +11,10 @@ from esper.dashboard.curves import Series
 from esper.dashboard.plain import count, inside, number, short, text
 from esper.leyline.errors import FileError
 from esper.telemetry import lock
-from esper.telemetry.folder import CONTROLLER, EXAM, LIVES, LOCK, START, VERSION
-from esper.ui.folders import GROWTH, GROWTH_LOG, REPORTS, RUN, Folder, Kind, Place, Tree, parsed, read_at
+from esper.telemetry.folder import CONTROLLER, EXAM, GARDEN, LIVES, LOCK, REPORTS, START, VERSION
+from esper.ui.folders import GROWTH, GROWTH_LOG, RUN, Folder, Kind, Place, Tree, parsed, read_at
 from esper.ui.tails import Log
 
-GARDEN = "garden.jsonl"
 SPARK = 60
 """Largest number of points of a sparkline."""
 NEAR = 1 << 17
@@ -29,11 +28,11 @@ FILES: dict[str, tuple[str, ...]] = {
     "garden": (GARDEN,),
     "exams": (EXAM, LIVES),
     "growth": (GROWTH_LOG, GROWTH),
-    "state": (RUN, CONTROLLER),
+    "state": (RUN, CONTROLLER, LOCK),
 }
 """The files whose changes are told, by what the page calls them."""
 QUIET = 60.0
-"""Seconds without a new line after which a growth that is not finished counts as stopped."""
+"""Least seconds without a new line after which a growth that is not finished counts as stopped."""
 
 
 class Stamp(NamedTuple):
@@ -68,8 +67,16 @@ def is_written(folder: Folder) -> bool:
         return False
     with file:
         taken = lock._flock(file, shared=True)
-        holder = lock.Holder.read(file) if os.fstat(file.fileno()).st_size < NEAR else None
-    return taken is False or (taken is None and holder is not None and holder.may_live)
+        holder = _holder(file) if taken is None else None
+    return taken is False or (holder is not None and holder.may_live)
+
+
+def _holder(file: FileIO) -> lock.Holder | None:
+    """Return the process that a lock file names; None if it names none."""
+    try:
+        return lock.Holder.read(file) if os.fstat(file.fileno()).st_size < NEAR else None
+    except RecursionError:
+        return None
 
 
 class Summary:
@@ -77,7 +84,7 @@ class Summary:
 
     def __init__(self, kind: Kind) -> None:
         self.kind: Kind = kind
-        self.updates, self.skipped, self.is_over = 0, 0, False
+        self.updates, self.lines, self.is_over = 0, 0, False
         self.best: float | None = None
         self.last: float | None = None
         self.buckets, self.width, self.filled = Series(), 1, 0
@@ -86,8 +93,8 @@ class Summary:
         """Add what stands in a line of the log; None for a damaged line."""
         update, value = self._read(line)
         if update is None or update < self.updates:
-            self.skipped += 1
             return
+        self.lines += 1
         self.updates = update + (self.kind == "run")
         if self.filled == self.width or not self.buckets.sums:
             if len(self.buckets.sums) == 2 * SPARK:
@@ -105,8 +112,10 @@ class Summary:
     def _read(self, line: object) -> tuple[int | None, float | None]:
         if self.kind == "run":
             return count(inside(line, "update")), number(inside(line, "objective"))
-        found = inside(line, "point") or inside(line, "event")
-        self.is_over |= inside(line, "event", "kind") == "finish"
+        found = inside(line, "point")
+        if found is None:
+            found = inside(line, "event")
+            self.is_over = inside(found, "kind") == "finish"
         return count(inside(found, "step")), number(inside(found, "loss"))
 
     def spark(self) -> list[float | None]:
@@ -247,7 +256,7 @@ class Run:
         before, self.stamps = self.stamps, stamps(folder)
         self.seen = max((stamp.modified for stamp in self.stamps.values() if stamp), default=0)
         self.is_written = self.stamps[CONTROLLER] is None and is_written(folder)
-        changed = {name for name, stamp in self.stamps.items() if not self.is_known or before.get(name) != stamp}
+        changed = {name for name, stamp in self.stamps.items() if name not in before or before[name] != stamp}
         if changed & {RUN, START, GROWTH}:
             self.header = header(folder, self.kind)
         stamp = self.stamps[self.log_name]
@@ -256,16 +265,23 @@ class Run:
             self.log.advance(folder, until)
         elif self.log_name in changed or not self.is_exact:
             self.problem = None
-            if far or stamp.size - self.log.tail.offset <= NEAR:
+            is_near = stamp.size - self.log.tail.offset <= NEAR
+            if far or is_near:
                 self.log.advance(folder, until)
-                self.sample = self.sample if not self.log.tail.is_done else None
+            if (far or is_near) and self.log.tail.is_done:
+                self.sample = None
             elif self.log_name in changed or self.sample is None:
                 self.sample = sampled(folder, self.log_name, self.kind)
 
     @property
     def is_exact(self) -> bool:
         """Whether the whole log has been read."""
-        return self.sample is None and self.log.tail.is_done
+        return self.is_known and self.sample is None and self.log.tail.is_done
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether there is something of the log left to read."""
+        return not self.is_exact and self.problem is None
 
     @property
     def summary(self) -> Summary:
@@ -286,7 +302,14 @@ class Run:
             return "done" if done else "running" if self.is_written else "stopped"
         if self.summary.is_over:
             return "done"
-        return "running" if self.is_written or abs(now - self.modified) < QUIET else "stopped"
+        return "running" if self.is_written or now - self.modified < self._quiet() else "stopped"
+
+    def _quiet(self) -> float:
+        """Return the seconds without a new line after which a growth counts as stopped: some times the usual."""
+        header, log = self.stamps.get(GROWTH), self.stamps.get(GROWTH_LOG)
+        if header is None or log is None:
+            return QUIET
+        return max(QUIET, 5e-9 * (log.modified - header.modified) / max(self.summary.lines, 1))
 
     def row(self, now: float) -> dict[str, Any]:
         """Return the row of the list."""
@@ -303,7 +326,7 @@ class Run:
             "best": short(summary.best),
             "last": short(summary.last),
             "never": short(self.header.never),
-            "exact": self.is_known and self.is_exact,
+            "exact": self.is_exact,
             "spark": summary.spark(),
             "problem": self.problem or self.header.problem,
         }

@@ -3,10 +3,12 @@
 import asyncio
 import json
 import time
+import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -15,7 +17,7 @@ from esper.ui.library import Library
 from esper.ui.runs import FILES, Run
 
 EVERY = 1.0
-"""Seconds between two looks at the files; more if looking takes more than a tenth of the time."""
+"""Seconds between two looks at the files; more if looking takes more than a quarter of the time."""
 HEARTBEAT = 15.0
 """Seconds without a change after which a comment is sent, so that nobody on the way ends the connection."""
 MOST_CLIENTS = 64
@@ -81,21 +83,36 @@ class Watcher:
         for client in self.clients:
             client.awake.set()
 
+    async def listen(self, client: Client) -> None:
+        """Tell a page from now on what changes."""
+        self.clients.add(client)
+        if client.run not in self.looks:
+            looks = await run_sync(self._look, {client.run})
+            self.looks = looks | self.looks
+
     async def _watch(self) -> None:
+        own = CapacityLimiter(1)  # a thread of its own: slow requests may hold all others
         while True:
             started = time.monotonic()
-            watched = {client.run for client in self.clients}
-            looks = await run_sync(self._look, watched) if watched else {}
-            for key, look in looks.items():
-                before = self.looks.get(key)
-                changed = {part for part, found in look.items() if before is not None and before.get(part) != found}
-                if key is None:
-                    self._tell_lists(changed)
-                elif changed:
-                    self._tell(key, changed)
-            self.looks = looks
+            try:
+                await self._watch_once(own)
+            except Exception:
+                traceback.print_exc()
             took = time.monotonic() - started
-            await asyncio.sleep(max(EVERY - took, 9 * took))
+            await asyncio.sleep(max(EVERY - took, 3 * took))
+
+    async def _watch_once(self, own: CapacityLimiter) -> None:
+        watched = {client.run for client in self.clients}
+        looks = await run_sync(self._look, watched, limiter=own) if watched else {}
+        for key, look in looks.items():
+            before = self.looks.get(key, look)
+            changed = {part for part, found in look.items() if before.get(part) != found}
+            if changed and key is None:
+                self._tell_lists(changed)
+            elif changed and key is not None:
+                self._tell(key, changed)
+        watched = {client.run for client in self.clients}
+        self.looks = {key: look for key, look in (self.looks | looks).items() if key in watched}
 
     def _tell(self, id: str, changed: set[str]) -> None:
         for client in self.clients:
@@ -105,7 +122,7 @@ class Watcher:
     def _tell_lists(self, changed: set[str]) -> None:
         ids = changed - {"runs"}
         for client in self.clients:
-            if client.run is None and changed:
+            if client.run is None:
                 client.tell(next(iter(ids)) if len(ids) == 1 else None, {"runs"})
 
     def _look(self, watched: set[str | None]) -> dict[str | None, Look]:
@@ -114,6 +131,8 @@ class Watcher:
             run = self.library.runs.get(id) if id is not None else None
             if run is not None:
                 found[id] = self._look_at(run)
+            elif id is not None:
+                found[id] = {"state": "gone"}
         if None in watched:
             runs = self.library.look_at_all()
             found[None] = {run.id: (run.seen, run.is_written) for run in runs} | {"runs": self.library.known()}
@@ -139,10 +158,10 @@ class Stream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send every change."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        self.watcher.clients.add(self.client)
         gone = asyncio.create_task(_disconnected(receive))
         closing = asyncio.create_task(self.watcher.closing.wait())
         try:
+            await self.watcher.listen(self.client)
             await self._send(send, ": esper\n\n")
             while not gone.done() and not closing.done():
                 awake = asyncio.create_task(self.client.awake.wait())
