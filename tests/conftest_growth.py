@@ -1,11 +1,15 @@
 """Models to grow: toys for every difficulty, and real ones from `transformers`."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from esper.growth import Event, Measurement
 
 WIDTH = 16
 
@@ -167,3 +171,12 @@ def run(model: nn.Module, batch: Any) -> Tensor:
 
 def bits(x: Tensor) -> Tensor:
     return x.detach().contiguous().view(torch.int32 if x.dtype == torch.float32 else torch.int64)
+
+
+def read_log(folder: Path) -> tuple[dict[str, Any], list[Event], list[Measurement]]:
+    """What the log of a growth says: its header, events and measurements."""
+    lines = [json.loads(line) for line in (folder / "growth.jsonl").read_text().splitlines()]
+    events = [line["event"] for line in lines if "event" in line]
+    assert all(event.pop("blocks") >= 0 for event in events)
+    points = [Measurement(**line["point"]) for line in lines if "point" in line]
+    return json.loads((folder / "growth.json").read_text()), [Event(**event) for event in events], points

@@ -3,13 +3,14 @@
 import math
 import os
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from conftest_growth import GPT
+from conftest_growth import GPT, read_log
 from esper.growth import Doubling, Growth, grow
 
 
@@ -46,6 +47,14 @@ def rolled_back_together(growth: Growth, parallel: nn.Module, x: Tensor, rank: i
     return growth.depth == {"blocks": 2} and growth.log[-1].kind == "rollback" and math.isfinite(growth.average)
 
 
+def only_the_first_writes(growth: Growth, log: Path, rank: int) -> bool:
+    """Whether one process has written everything once, and the other nothing."""
+    dist.barrier()
+    _, events, points = read_log(log)
+    alone = growth.recorder.folder == (log if rank == 0 else None)
+    return alone and [e.step for e in events] == [e.step for e in growth.log] and len(points) == len(growth.history)
+
+
 def main(rank: int, file: str, wrapped_first: bool) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
@@ -54,7 +63,7 @@ def main(rank: int, file: str, wrapped_first: bool) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     policy = Doubling((0.03, 0.12))
     parallel = DistributedDataParallel(model) if wrapped_first else None
-    growth = grow(parallel or model, optimizer, total=400, policy=policy, blend=5)
+    growth = grow(parallel or model, optimizer, total=400, policy=policy, blend=5, log=f"{file}-log")
     parallel = parallel or DistributedDataParallel(model)
     generator = torch.Generator().manual_seed(rank)
     births = []
@@ -75,6 +84,7 @@ def main(rank: int, file: str, wrapped_first: bool) -> None:
         gradients_are_means(model, parallel, x),
         rolled_back_together(growth, parallel, x, rank),
         same_weights(model),
+        only_the_first_writes(growth, Path(f"{file}-log"), rank),
     ]
     print(rank, births, checks, flush=True)
     dist.barrier()

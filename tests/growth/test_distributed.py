@@ -34,4 +34,4 @@ def test_two_processes_with_two_births_keep_identical_weights(tmp_path, order):
         births, checks = (json.loads(part.lower()) for part in re.findall(r"\[.*?\]", said))
         assert said.startswith(f"{rank} ["), said
         assert len(births) == 2, said
-        assert checks == [True] * 5, said
+        assert checks == [True] * 6, said

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification, Trainer, TrainerCallback
 from transformers import TrainingArguments as Arguments
 
-from conftest_growth import gpt2, llama, vit
+from conftest_growth import gpt2, llama, read_log, vit
 from esper.growth import Doubling, WarmupStableDecay, grow
 from esper.growth.huggingface import GrowthCallback
 from esper.leyline.errors import EsperError, FileError
@@ -170,17 +170,20 @@ def test_a_run_interrupted_and_resumed_ends_as_one_that_was_not(tmp_path, uninte
     first, resumed = made(kind), made(kind)
     whole, one = uninterrupted(kind)
     with pytest.raises(Stop):
-        trainer(tmp_path / "cut", first, callback(), Interrupt(stop + 2), data=data, **options).train()
+        trainer(
+            tmp_path / "cut", first, callback(log=tmp_path / "log"), Interrupt(stop + 2), data=data, **options
+        ).train()
     folder = tmp_path / "cut" / f"checkpoint-{stop}"
     saved = json.loads((folder / "growth.json").read_text())
     assert saved["structure"]["births"]
     assert any(not birth["done"] for birth in saved["structure"]["births"]) == (stop != 14)
-    cb = callback()
+    cb = callback(log=tmp_path / "log")
     run = trainer(tmp_path / "cut", resumed, cb, data=data, **options, resume_from_checkpoint=str(folder))
     run.train(resume_from_checkpoint=str(folder))
     assert cb.growth is not None
     assert one.growth is not None
     assert cb.growth.log == one.growth.log
+    assert read_log(tmp_path / "log")[1:] == (one.growth.log, one.growth.history)
     assert equal(weights(resumed), weights(whole.model))
     last = tmp_path / "cut" / f"checkpoint-{run.state.global_step}"
     assert (last / "growth.json").is_file(), "the end of the budget is saved like the end of a run"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from conftest_growth import GPT, nested
+from conftest_growth import GPT, nested, read_log
 from esper.growth import Doubling, WarmupStableDecay, grow
 from esper.growth.lightning import GrowthCallback, load_from_checkpoint
 from esper.leyline.errors import EsperError, FileError
@@ -166,19 +166,20 @@ def uninterrupted(tmp_path_factory) -> Callable[[str], tuple[Module, GrowthCallb
 def test_a_run_interrupted_and_resumed_ends_as_one_that_was_not(tmp_path, uninterrupted, stop, precision):
     first, resumed = Module(), Module(lr=1.0)  # the rates are those of the checkpoint, as with Lightning's schedulers
     whole, one = uninterrupted(precision)
-    cb = callback()
+    cb = callback(log=tmp_path / "log")
     saves = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=stop, save_top_k=-1)
     with pytest.raises(Stop):
         trainer(tmp_path, Interrupt(stop + 2), cb, saves, precision=precision).fit(first, Loader())
     assert cb.growth is not None
     assert cb.growth.births, "something had grown"
     before = weights(resumed)
-    cb = callback()
+    cb = callback(log=tmp_path / "log")
     run = trainer(tmp_path, cb, precision=precision)
     run.fit(resumed, Loader(), ckpt_path=tmp_path / f"step={stop}.ckpt", weights_only=True)
     assert cb.growth is not None
     assert one.growth is not None
     assert cb.growth.log == one.growth.log
+    assert read_log(tmp_path / "log")[1:] == (one.growth.log, one.growth.history)
     assert not equal(before, weights(resumed))
     assert equal(weights(resumed), weights(whole))
 
@@ -234,9 +235,10 @@ def test_a_checkpoint_is_evaluated_as_it_was_when_saved(tmp_path, stop):
         run.fit(module, Loader())
     path = tmp_path / f"step={stop}.ckpt"
     expected = Module()
-    growth = GrowthCallback(total=60)
+    growth = GrowthCallback(total=60, log=tmp_path / "log")
     trainer(tmp_path, growth).test(expected, DataLoader(DATA, batch_size=None), ckpt_path=path, verbose=False)
     assert len(expected.net.blocks) == 2
+    assert not (tmp_path / "log").exists(), "nothing is trained, so nothing is written down"
     assert growth.growth is not None
     assert growth.growth.is_blending == (stop == 9)
     again = load_from_checkpoint(Module(), path)
@@ -376,6 +378,21 @@ def test_bad_options_and_trainers_are_refused(tmp_path):
     ):
         with pytest.raises(EsperError, match=message):
             trainer(tmp_path, callback(), other).fit(Module(), Loader())
+
+
+def test_the_log_of_another_growth_is_refused(tmp_path):
+    trainer(tmp_path, callback(log=tmp_path / "log", total=20)).fit(Module(), Loader())
+    before = (tmp_path / "log/growth.jsonl").read_bytes()
+    with pytest.raises(FileError, match=r"log='.*log' holds the log of another growth"):
+        trainer(tmp_path, callback(log=tmp_path / "log")).fit(Module(), Loader())
+    saves = ModelCheckpoint(tmp_path / "kept", filename="{step}", every_n_train_steps=9)
+    with pytest.raises(Stop):
+        trainer(tmp_path, callback(), saves, Interrupt(10)).fit(Module(), Loader())
+    with pytest.raises(FileError, match=r"log='.*log' holds the log of another growth"):
+        trainer(tmp_path, callback(log=tmp_path / "log")).fit(
+            Module(), Loader(), ckpt_path=tmp_path / "kept/step=9.ckpt"
+        )
+    assert (tmp_path / "log/growth.jsonl").read_bytes() == before
 
 
 def test_groups_that_change_with_depth_cannot_be_resumed(tmp_path):

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from esper.growth.chains import nothing_to_grow
 from esper.growth.compute import as_call
 from esper.growth.growth import Growth
+from esper.growth.log import new_log
 from esper.growth.optimizers import check_optimizer
 from esper.growth.policies import GrowthPolicy, named_policy
 from esper.growth.records import GrowthConfig
@@ -30,6 +31,7 @@ def grow(
     slots: str | Sequence[str] = (),
     evaluate: Callable[[], float] | None = None,
     example: Any = None,
+    log: str | Path | None = None,
     **options: Any,
 ) -> "Growth":
     """Attach growth to a model and its optimizer; both stay the user's own objects.
@@ -49,6 +51,7 @@ def grow(
             the model in evaluation mode and without gradients. "heuristic" and "learned" need it.
         example: Inputs of the model, to check it at once: a tensor, a tuple of positional or a dictionary of keyword
             arguments. Without one, the first training step serves as the example.
+        log: A new folder in which losses and events are written down while the model trains; `esper ui` shows it.
         **options: Further fields of `esper.growth.GrowthConfig`: max_growth (4), max_parameters, blend, governed,
             decisions, price, seeds, stream, rng_seed.
 
@@ -70,7 +73,7 @@ def grow(
     """
     patterns = (slots,) if isinstance(slots, str) else tuple(slots)
     config = config_of(total, flops, epochs, steps_per_epoch, slots=patterns, **options)
-    inner = unwrapped(model)
+    recorder, inner = new_log(log), unwrapped(model)
     check_optimizer(optimizer, inner)
     chosen = named_policy(("heuristic" if patterns else "doubling") if policy is None else policy)
     growth = Growth(inner, optimizer, chosen, config, evaluate)
@@ -78,6 +81,7 @@ def grow(
         raise EsperError(nothing_to_grow(growth.refusals))
     if example is not None:
         growth.see(as_call(example))
+    recorder.open(growth)
     growth.attach()
     return growth
 

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from esper.growth.attaching import grow
 from esper.growth.captures import rebuild, structure
 from esper.growth.growth import Growth
+from esper.growth.log import resumed_log
 from esper.growth.optimizers import check_optimizer, rename_groups
 from esper.growth.policies import GrowthPolicy, restored_policy
 from esper.growth.records import GrowthConfig
@@ -106,13 +107,30 @@ def regrow(
     return growth
 
 
-def reconnect(growth: Growth, owner: nn.Module, optimizer: Optimizer, saved: Mapping[str, Any], source: str) -> None:
+def reconnect(
+    growth: Growth,
+    owner: nn.Module,
+    optimizer: Optimizer,
+    saved: Mapping[str, Any],
+    source: str,
+    log: str | Path | None = None,
+) -> None:
     """Give a regrown model its optimizer, with the parameters in the order of the saved run, and attach the growth.
 
+    Args:
+        growth: What `regrow` returned.
+        owner: The module whose parameters the optimizer holds.
+        optimizer: The optimizer.
+        saved: What `describe_run` returned.
+        source: The file, for messages.
+        log: The folder in which losses and events are written down.
+
     Raises:
-        FileError: If the groups of the optimizer hold other parameters than those of the saved run.
+        FileError: If the groups of the optimizer hold other parameters than those of the saved run, or the log is one
+            of another growth.
     """
     check_optimizer(optimizer, growth.model)
+    recorder = resumed_log(log, saved)
     names = dict(owner.named_parameters())
     groups: list[list[str]] = saved["groups"]
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -126,6 +144,7 @@ def reconnect(growth: Growth, owner: nn.Module, optimizer: Optimizer, saved: Map
         group["params"][:] = [names[name] for name in members]
     rename_groups(optimizer, growth.model)
     growth.optimizer = optimizer
+    recorder.open(growth)
     growth.attach(quiet=True)
 
 

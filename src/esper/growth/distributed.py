@@ -13,6 +13,11 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
+def is_first() -> bool:
+    """Whether this process is alone, or the first of several."""
+    return not is_distributed() or dist.get_rank() == 0
+
+
 class SharedGradients:
     """Averages the gradients of its parameters once, at the end of every backward pass.
 

@@ -8,7 +8,7 @@ the run ends when its budget is spent.
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,9 @@ from esper.growth.chains import Chain, find_chains, nothing_to_grow
 from esper.growth.compute import Call, Meter, kept_modes
 from esper.growth.distributed import SharedGradients, is_distributed
 from esper.growth.garden import Garden, SeedChange
+from esper.growth.log import Recorder
 from esper.growth.optimizers import rename_groups
-from esper.growth.policies import Action, Deepen, GrowthPolicy, SlotAction
+from esper.growth.policies import Action, Deepen, GrowthPolicy, SlotAction, listed
 from esper.growth.preview import Preview, preview_of
 from esper.growth.records import Birth, Event, GrowthConfig, Measurement
 from esper.growth.saving import save
@@ -74,6 +75,7 @@ class Growth:
         """Captures that a policy goes back to; saved with the growth."""
         self.log: list[Event] = []
         self.history: list[Measurement] = []
+        self.recorder = Recorder()
         self.shared, self.watch, self.meter = SharedGradients(), Watch(), Meter(model)
         self.steps, self.spent, self.decision, self.is_finished = 0, 0, 0, False
         self.decides_now = False
@@ -196,7 +198,7 @@ class Growth:
             self.decision = int(self.progress * self.config.decisions) + 1
             if self.evaluate is not None:
                 self.metric, self._is_metric_new = self._evaluated(), True
-        for action in _listed(self.policy(self)):
+        for action in listed(self.policy(self)):
             self.apply(action)
         if self.decides_now and len(self.slots):
             self.slots.tick(self)
@@ -257,6 +259,7 @@ class Growth:
         metric = self.metric if self._is_metric_new else None
         self._is_metric_new = False
         self.history.append(Measurement(self.steps, self.spent, self.num_parameters, self.average, metric))
+        self.recorder.record(self)
 
     def _roll_back(self, worst: float) -> None:
         if self.watch.before is None:
@@ -487,9 +490,4 @@ class Growth:
         loss = None if self.loss is None else float(self.loss)
         depth, parameters = dict(self.depth), self.num_parameters
         self.log.append(Event(kind, self.steps, self.progress, self.spent, parameters, loss, depth, detail))
-
-
-def _listed(actions: Action | Iterable[Action] | None) -> Sequence[Action]:
-    if actions is None:
-        return ()
-    return (actions,) if isinstance(actions, Deepen | SlotAction) else tuple(actions)
+        self.recorder.record(self)

@@ -140,7 +140,7 @@ class GrowthCallback(TrainerCallback):
         if self._is_renamed:  # files can hold other names than the model, which only from_pretrained translates
             assert isinstance(model, PreTrainedModel)
             model.load_state_dict(type(model).from_pretrained(folder).state_dict())
-        reconnect(growth, model, optimizer, saved, str(folder))
+        reconnect(growth, model, optimizer, saved, str(folder), self.options.get("log"))
         state_dict = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
         optimizer.load_state_dict(state_dict)  # the Trainer has loaded it by position, before the order was right
 

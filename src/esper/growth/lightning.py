@@ -120,7 +120,7 @@ class GrowthCallback(Callback):
         optimizer = self._optimizer(trainer, pl_module)
         saved = self._saved
         if saved is not None and self.growth is not None:
-            reconnect(self.growth, pl_module, optimizer, saved, "the checkpoint")
+            reconnect(self.growth, pl_module, optimizer, saved, "the checkpoint", self.options.get("log"))
         else:
             if self.growth is not None and not self.growth.is_finished:
                 raise EsperError("the last growth is not finished: pass ckpt_path=, or call callback.growth.finish()")

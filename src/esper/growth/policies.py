@@ -56,6 +56,13 @@ GrowthPolicy = Callable[["Growth"], Action | Iterable[Action] | None]
 """Looks at a growth after a step and says what to grow, if anything."""
 
 
+def listed(actions: Action | Iterable[Action] | None) -> Sequence[Action]:
+    """Return what a policy says as a sequence of actions."""
+    if actions is None:
+        return ()
+    return (actions,) if isinstance(actions, Deepen | SlotAction) else tuple(actions)
+
+
 class Doubling:
     """Double every chain at given shares of the compute budget.
 

@@ -38,8 +38,13 @@ def story_of(growth: "Growth") -> GrowthStory:
         blocks=(sum(growth.started_with[name] for name in depth), sum(depth.values())),
         points=[Point(m.flops, m.parameters, m.loss, m.metric) for m in growth.history],
         marks=marks,
-        options={"policy": _name(growth.policy), **asdict(growth.config)},
+        options=options_of(growth),
     )
+
+
+def options_of(growth: "Growth") -> dict[str, Any]:
+    """Return how a growth was asked for, its policy by name."""
+    return {"policy": _name(growth.policy), **asdict(growth.config)}
 
 
 def _name(policy: Any) -> str:

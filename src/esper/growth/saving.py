@@ -1,7 +1,8 @@
 """Save a growing model in the middle of a run, and resume it: the next step is identical."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from esper.growth.captures import Capture, capture, restore
+from esper.growth.log import LINES, resumed_log
 from esper.leyline.atomic import replace_file
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.tensor_files import parsing, read, write
@@ -27,6 +29,8 @@ MANIFEST = "growth.json"
 def save(growth: "Growth", folder: str | Path) -> None:
     """Write model, optimizer and structure into a folder. An interrupted save leaves the one before."""
     folder = Path(folder)
+    if (folder / LINES).exists():
+        raise FileError(f"{folder} holds the log of a growth: save into another folder, such as {folder / 'saved'}")
     parts = {"now": capture(growth, copy=False), **growth.held}
     if growth.watch.before is not None:
         parts["watch"] = growth.watch.before
@@ -98,6 +102,7 @@ def resume(
     *,
     policy: Any = None,
     evaluate: Callable[[], float] | None = None,
+    log: str | Path | None = None,
 ) -> "Growth":
     """Resume a saved growth: regrow the structure, then load weights and optimizer state.
 
@@ -107,6 +112,8 @@ def resume(
         folder: The folder that `Growth.save` wrote.
         policy: The policy, if it is a function of the user's own; its state is restored if it has `load_state_dict`.
         evaluate: The validation function, if the saved growth had one.
+        log: The folder in which losses and events are written down. A log of the saved growth goes on where it was
+            saved; what had been written after that is cut. It is not the folder of the save.
 
     Returns:
         The growth. The next training step is identical to the one the saved run would have made.
@@ -127,6 +134,7 @@ def resume(
     folder = Path(folder)
     manifest = read_manifest(folder)
     with parsing(folder / MANIFEST):
+        recorder = resumed_log(log, manifest)
         tensors, _ = read(folder / manifest["tensors"], FORMAT)
         inner = unwrapped(model)
         if base_of(inner) != manifest["base"]:
@@ -142,15 +150,24 @@ def resume(
         growth.take_over(manifest, parts)
         weights = {name: x.clone() for name, x in inner.state_dict().items() if isinstance(x, torch.Tensor)}
         try:
-            restore(growth, parts["now"], rates=True)
-        except Exception as error:
+            with _named(f"{folder} does not fit"):
+                restore(growth, parts["now"], rates=True)
+            recorder.open(growth)
+        except Exception:
             growth.uproot()
             inner.load_state_dict(weights)
-            if isinstance(error, EsperError):
-                raise FileError(f"{folder} does not fit: {error}") from error
             raise
     growth.attach(quiet=True)
     return growth
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Say before an error what it means."""
+    try:
+        yield
+    except EsperError as error:
+        raise FileError(f"{what}: {error}") from error
 
 
 def _split(manifests: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Capture]:
