@@ -64,7 +64,7 @@ class Tail:
     def slice(self, file: FileIO) -> Iterator[tuple[int, bytes | None]]:
         """Read the next slice, and yield its whole lines with their offsets; None stands for one that is too long."""
         self.size = os.fstat(file.fileno()).st_size
-        block, most = b"", SLICE
+        block, most = b"", LONGEST if self.is_skipping else SLICE
         while True:
             block += read_at(file, self.offset + len(block), most - len(block))
             end = block.rfind(b"\n") + 1
