@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.dashboard.growth_log import MOST_EVENTS, MOST_POINTS, GrowthLog
-from esper.dashboard.plain import CUT, MANY, count, inside, number, text, tidy
+from esper.dashboard.plain import CUT, MANY, count, inside, number, sentence, text, tidy
 from esper.dashboard.views import (
     LOWER_IS_BETTER,
     decisions_in,
@@ -83,6 +83,19 @@ def test_what_is_too_deep_or_long_is_cut():
 def test_text_is_clean(given, shown):
     assert text(given) == shown
     assert shown is None or shown.encode()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (ValueError("limit is 3"), "Limit is 3."),
+        ("exam.json is damaged.", "exam.json is damaged."),
+        ("a\nb", "A b."),
+        ("", "?."),
+    ],
+)
+def test_errors_are_sentences(given, said):
+    assert sentence(given) == said
 
 
 def test_numbers_are_finite_and_counts_are_whole():

@@ -41,6 +41,13 @@ def _shown(character: str) -> str:
     return character if character.isprintable() else " " if character.isspace() else "\ufffd"
 
 
+def sentence(said: object) -> str:
+    """Return an error or another text as a clean sentence; the name of a file at its start keeps its small letter."""
+    found = text(str(said).rstrip("."), 500) or "?"
+    is_name = any(mark in found.partition(" ")[0] for mark in "._/")
+    return f"{found if is_name else found[:1].upper() + found[1:]}."
+
+
 def inside(value: object, *path: str | int) -> Any:
     """Return a value inside nested objects and lists; None where the path leads nowhere."""
     for step in path:

@@ -11,7 +11,7 @@ from typing import Any
 from esper.dashboard.curves import Curves
 from esper.dashboard.growth import summary
 from esper.dashboard.growth_log import GrowthLog
-from esper.dashboard.plain import count, inside, text, tidy
+from esper.dashboard.plain import count, inside, sentence, text, tidy
 from esper.dashboard.sentences import run_sentence
 from esper.dashboard.views import decisions_in, exams_view, facts, garden_fleets, garden_frames, life_row, life_view
 from esper.exam.records import ExamReport
@@ -41,7 +41,6 @@ class Pages:
 
     def detail(self, run: Run) -> dict[str, Any]:
         """Return what a run is about, and what came out of it."""
-        run.look(self.library.tree, time.monotonic() + 0.1)
         state, header, problem = run.state(time.time()), run.header, run.problem or run.header.problem
         found = {
             "id": run.id,
@@ -57,9 +56,9 @@ class Pages:
         }
         if run.kind == "growth":
             with self.library.opened_log(run, GROWTH_LOG, _growth_log) as log:
-                sentence = summary(log.made.story(header.config))
+                said = summary(log.made.story(header.config))
             options = inside(header.config, "options") or {}
-            return found | {"sentence": sentence, "facts": [], "config": tidy(options), "views": ["growth"]}
+            return found | {"sentence": said, "facts": [], "config": tidy(options), "views": ["growth"]}
         return found | self._detail_of_run(run, state)
 
     def _detail_of_run(self, run: Run, state: str) -> dict[str, Any]:
@@ -70,7 +69,7 @@ class Pages:
             with self.library.tree.open(run.place.parts) as folder:
                 environment = folder.json("environment.json") or {}
         except FileError as error:
-            problem = problem or f"{error}."
+            problem = problem or sentence(error)
         environment = environment if isinstance(environment, Mapping) else {}
         said = run_sentence(
             state=state,

@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from esper.dashboard.curves import Series
-from esper.dashboard.plain import count, inside, number, short, text
+from esper.dashboard.plain import count, inside, number, sentence, short, text
 from esper.leyline.errors import FileError
 from esper.telemetry import lock
 from esper.telemetry.folder import CONTROLLER, EXAM, GARDEN, LIVES, LOCK, REPORTS, START, VERSION
@@ -190,7 +190,7 @@ def header(folder: Folder, kind: Kind) -> Header:
     try:
         return _of_run(folder) if kind == "run" else _of_growth(folder)
     except FileError as error:
-        return Header(problem=f"{error}.")
+        return Header(problem=sentence(error))
 
 
 def _of_run(folder: Folder) -> Header:
@@ -207,7 +207,7 @@ def _of_run(folder: Folder) -> Header:
     try:
         return found._replace(never=number(inside(folder.json(START), "never")))
     except FileError as error:
-        return found._replace(problem=f"{error}.")
+        return found._replace(problem=sentence(error))
 
 
 def _of_growth(folder: Folder) -> Header:
@@ -249,7 +249,7 @@ class Run:
                 with tree.open(self.place.parts) as folder:
                     self._look(folder, until, far)
             except (FileError, OSError) as error:
-                self.problem = f"{error}."
+                self.problem = sentence(error)
             self.is_known = True
 
     def _look(self, folder: Folder, until: float, far: bool) -> None:

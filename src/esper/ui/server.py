@@ -3,6 +3,7 @@
 import errno
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
@@ -17,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from esper.dashboard.plain import sentence
 from esper.dashboard.sentences import WORDS
 from esper.leyline.errors import EsperError
 from esper.ui.guard import Guard
@@ -95,6 +97,7 @@ class Site:
             run = self.library.run(request.path_params["id"])
             if run is None:
                 return problem("There is no such run in this folder: it may have been moved or removed.", 404)
+            run.look(self.library.tree, time.monotonic())
             found = make(run, request)
             return problem("This run has no such episode.", 404) if found is None else answer(found)
 
@@ -153,7 +156,7 @@ def _static() -> dict[str, Any]:
 
 def refused(request: Request, error: Exception) -> Response:
     """Answer an error that a request made."""
-    return problem(f"{str(error)[:1].upper()}{str(error)[1:]}.", 422)
+    return problem(sentence(error), 422)
 
 
 def failed(request: Request, error: Exception) -> Response:
