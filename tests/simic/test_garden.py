@@ -12,7 +12,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage
 from esper.leyline.specs import HostSpec
 from esper.leyline.state import Signals
-from esper.simic import CollectConfig, LearnConfig, RentSchedule, RewardConfig, evaluate
+from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule, RewardConfig, evaluate
 from esper.simic.cloning import load_episodes, save_episodes
 from esper.simic.garden import OP_LETTERS, STAGE_LETTERS, Decisions, cells, gardens
 from esper.simic.rollout import Collector, record
@@ -23,6 +23,8 @@ from small_fleets import begun, controller_for, make_env
 from toys import toy_task
 
 HORIZON = 9
+PLAIN = LearnConfig(ppo=PPOConfig(gamma=1.0), reward=RewardConfig(gamma=1.0), collect=CollectConfig(horizon=3))
+"""Lives on a budget are not discounted."""
 TWINS = FixedPlan(
     [
         PlanStep(0, {"op": "GERMINATE", "slot": "s1", "blueprint": TWIN, "tempo": 3}),
@@ -46,7 +48,7 @@ def played() -> tuple[Collector, list]:
     """Two rollouts in a row. Random ops fill two fleets; on the third, twins and other seeds are planted."""
     controller, policies = controller_for(), [RandomLegal(), RandomLegal(), TWINS]
     found = begun(fleets(), controller, rng_seed=4, horizon=HORIZON)
-    return found, [record(found, policies, 0.02, RewardConfig()) for _ in range(2)]
+    return found, [record(found, policies, 0.02, PLAIN.reward) for _ in range(2)]
 
 
 def cells_of(signals: Signals, twin: int) -> str:
@@ -105,7 +107,7 @@ def test_stages_and_ops_are_told_apart_by_their_first_letters():
 
 
 def test_the_report_of_an_update_holds_the_gardens_of_its_rollout():
-    training = Training(fleets(), controller_for(), LearnConfig(collect=CollectConfig(horizon=3)))
+    training = Training(fleets(), controller_for(), PLAIN)
     for _ in range(2):
         report = training.step()
         assert [len(garden.ops) for garden in report.garden] == [3, 3, 3]
@@ -135,7 +137,7 @@ def without_times(report):
 def test_measuring_hosts_that_never_grow_leaves_no_trace(prices):
     """Bit for bit: reports, weights of the controller, and of all hosts in the middle of their lives."""
     collect = CollectConfig(horizon=4, prices=prices)
-    config = LearnConfig(updates=3, collect=collect, rent=RentSchedule(start=0.1, end=0.3, updates=2), rng_seed=5)
+    config = replace(PLAIN, collect=collect, rent=RentSchedule(start=0.1, end=0.3, updates=2), rng_seed=5)
     plain, measured = (Training(fleets(), controller_for(), config) for _ in range(2))
     measured.never()
     for _ in range(3):
@@ -150,7 +152,7 @@ def test_measuring_hosts_that_never_grow_leaves_no_trace(prices):
 def test_hosts_that_never_grow_are_those_of_the_training():
     """The mean of all fleets counts, not that of all hosts. Staggered lives are whole here."""
     heard: list[str] = []
-    training = Training(fleets(), controller_for(), LearnConfig())
+    training = Training(fleets(), controller_for(), PLAIN)
     found = training.never(lambda env: heard.append(env.fleet.task.name))
     means = []
     for env in fleets():
@@ -162,7 +164,7 @@ def test_hosts_that_never_grow_are_those_of_the_training():
 
 
 def test_hosts_that_never_grow_are_measured_before_the_first_update():
-    training = Training([make_env("mlp", 2, episode=3)], controller_for(), LearnConfig())
+    training = Training([make_env("mlp", 2, episode=3)], controller_for(), PLAIN)
     training.step()
     with pytest.raises(EsperError, match="never must be measured before the first update, not after 1 of them"):
         training.never()
