@@ -15,7 +15,7 @@ from esper.simic.lives import episode
 from esper.tamiyo.features import HOST_FEATURES, View, column_names, empty_history, features
 from esper.tamiyo.policies import FixedPlan, Heuristic, Never, PlanStep, in_first_half
 from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, TrainConfig, load_training, save_training
-from esper.tolaria.budget import DECAY, WARMUP, paced
+from esper.tolaria.budget import DECAY, WARMUP, Clock, paced
 from esper.tolaria.checkpoint import env_description, env_tensors, restore_env
 from esper.tolaria.static_env import StaticEnv
 from planted_fleets import Sown, small_fleet, state_of
@@ -103,7 +103,8 @@ def test_what_is_left_is_spent_in_the_last_epoch():
     spent = torch.tensor([0.0, 54.0, 55.0, 56.0, 30.0, 34.0], dtype=torch.float64)
     measuring = torch.tensor([0, 0, 0, 0, 25, 25])
     none, ones = torch.zeros(6).long(), torch.ones(6).long()
-    pace = paced(budget, spent, EpochCost(torch.full((6,), 2), none, ones, measuring), 5, 4, ones)
+    cost = EpochCost(torch.full((6,), 2), none, ones, measuring)
+    pace = paced(Clock(budget, 5, 4), spent, cost, ones)
     assert pace.is_last.tolist() == [False, False, False, True, False, True]
     assert pace.steps.tolist() == [4, 4, 4, 4, 4, 7]
     assert pace.charged.tolist() == [40, 40, 40, 40, 65, 70], "as many steps as are left, to the nearest"
@@ -115,7 +116,7 @@ def test_the_learning_rate_follows_the_share_that_is_spent():
 
     def rate(spent: float, count: int = 0) -> float:
         known = torch.tensor([spent], dtype=torch.float64)
-        return paced(budget, known, cost, 4, 10, torch.tensor([0])).rate(count).item()
+        return paced(Clock(budget, 4, 10), known, cost, torch.tensor([0])).rate(count).item()
 
     assert rate(0) == pytest.approx(4 / 1000 / WARMUP), "the first step is not lost"
     assert rate(0, 2) == pytest.approx(12 / 1000 / WARMUP)
@@ -124,23 +125,51 @@ def test_the_learning_rate_follows_the_share_that_is_spent():
     assert rate(900, 5) == pytest.approx(0.08 / DECAY)
 
 
-def test_siblings_begin_together_only_if_all_end_together():
+def test_an_epoch_pauses_where_it_is_asked_to():
+    """Four steps an epoch of 10 FLOPs, and pauses at 25 and 70: to the nearest step, and not right behind one."""
+    budget = torch.tensor([100.0] * 7, dtype=torch.float64)
+    spent = torch.tensor([0.0, 20.0, 24.0, 30.0, 60.0, 66.0, 95.0], dtype=torch.float64)
+    one, none = torch.ones(7).long(), torch.zeros(7).long()
+    pauses = torch.tensor([[25.0], [70.0]], dtype=torch.float64).expand(2, 7)
+    pace = paced(Clock(budget, 5, 4, pauses=pauses), spent, EpochCost(2 * one, none, one, none), none)
+    assert pace.steps.tolist() == [2, 4, 4, 4, 1, 3, 1]
+    assert pace.is_last.tolist() == [False, False, False, False, False, True, True]
+    late = torch.tensor([[97.0]], dtype=torch.float64).expand(1, 7)
+    pace = paced(Clock(budget, 5, 4, pauses=late), spent, EpochCost(2 * one, none, one, none), none)
+    assert pace.is_last.tolist() == [False, False, False, False, True, True, True], "the end is no pause"
+
+
+def test_siblings_that_fall_behind_go_on_with_the_newest_episode_of_their_group():
+    """Generations 1 and 1, 3 and 1, 2 and 3: who ends goes on with one more, or with its sibling's."""
+    env = FleetEnv(small_fleet(6), EnvConfig(budget=3, group=2))
+    env.reset()
+    env.state = env.state._replace(generation=torch.tensor([1, 1, 3, 1, 2, 3]))
+    assert env.upcoming.tolist() == [2, 2, 4, 3, 3, 4]
+    ended = torch.tensor([True, False, True, True, False, True])
+    state, _ = env.succeed(env.state, ended, ended)
+    assert state.generation.tolist() == [2, 1, 4, 3, 2, 4]
+
+
+def test_episodes_of_siblings_with_equal_numbers_are_equal_whenever_they_begin():
     env = FleetEnv(small_fleet(4), EnvConfig(budget=3, group=2))
     env.reset()
     plant = torch.tensor(env.fleet.space.action("GERMINATE", slot="s0", blueprint="mlp"))
     actions = torch.zeros(4, 8, dtype=torch.long)
     actions[3] = plant
-    first = env.step(actions)
-    ends = [first.truncated.tolist()]
-    for _ in range(2):
-        step = env.step(torch.zeros(4, 8, dtype=torch.long))
+    born, ends = {n: [env.fleet.trunk.flat[n].clone()] for n in range(4)}, []
+    for _ in range(6):
+        step = env.step(actions)
+        actions = torch.zeros(4, 8, dtype=torch.long)
         ends.append(step.truncated.tolist())
+        assert step.signals.sibling.all()
+        for n in step.truncated.nonzero()[:, 0].tolist():
+            born[n].append(env.fleet.trunk.flat[n].clone())
     assert ends[2][:3] == [True, True, True]
     assert any(end[3] for end in ends[:2]), "the grown one is done before"
-    assert step.signals.sibling.tolist()[:3] == [True, True, False]
-    weights = env.fleet.trunk.flat
-    assert torch.equal(weights[0], weights[1])
-    assert not torch.equal(weights[2], weights[3])
+    for first in (0, 2):
+        for a, b in zip(born[first][:3], born[first + 1][:3], strict=True):
+            assert torch.equal(a, b)
+    assert len({tuple(flat.tolist()) for lives in (born[0], born[2]) for flat in lives[:3]}) == 6
 
 
 def test_arms_spend_the_same():

@@ -1,16 +1,21 @@
 """What a life spends on silent lessons and counterfactuals: as much as is asked for, and charged as it happens."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina import LifecycleConfig
 from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage
 from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, HostTrainer, TrainConfig
+from esper.tolaria.assignment import Roomy
+from esper.tolaria.capture import Program, Programs
 from toys import CHAINS, SPECS, germinate, random_legal, rows_of, toy_task, toy_trainer
 
-CHEAP = LifecycleConfig(lesson_every=2, measure_every=3)
+CHEAP = LifecycleConfig(lesson_every=2, measure_every=3, min_contribution=-1.0, measure_fossilized=False)
 
 
 def pair(kind: str, lifecycle: LifecycleConfig, **options) -> tuple[Fleet, list[HostTrainer]]:
@@ -37,11 +42,12 @@ def test_the_fleet_equals_its_hosts_in_cheap_lives(kind, budget):
     measured, silent = 0, 0
     for decision in range(1, 13):
         actions = random_legal(fleet.legal(), fleet.space.sizes, generator)
+        before = fleet.spent.clone()
         _, train_loss, now = fleet.decide(actions)
         silent += int((fleet.state.stage == Stage.TRAINING).sum())
         for n in sorted(living):
             report = alone[n].decide(actions[n].tolist())
-            assert report.flops == fleet.flops()[n]
+            assert report.flops == (fleet.flops()[n] if budget is None else fleet.spent[n] - before[n])
             assert alone[n].spent == fleet.spent[n].item()
             assert report.train_loss == pytest.approx(train_loss[n].item(), abs=1e-9)
             for name, weights in alone[n].host.named_parameters():
@@ -67,11 +73,46 @@ def test_what_cheap_lives_are_charged_is_what_torch_counts(kind):
     for _ in range(8):
         before = trainer.spent
         with FlopCounterMode(display=False) as counter:
-            trainer.decide(trainer.space.action())
+            report = trainer.decide(trainer.space.action())
         plain = validation * int(trainer.flops_of_validation())
         assert counter.get_total_flops() == trainer.spent - before + plain
         assert trainer.flops() == counter.get_total_flops()
+        assert report.flops == trainer.spent - before
     assert trainer.state.stage[0, 0] in (Stage.HOLDING, Stage.BLENDING)
+
+
+class Replayed(Program):
+    """A recorded program without a GPU: its function, called on the static inputs."""
+
+    def __init__(self, function, inputs) -> None:
+        leaves, spec = tree_flatten(inputs)
+        self.static = [x.clone() if isinstance(x, torch.Tensor) else x for x in leaves]
+        arguments = tree_unflatten(self.static, spec)
+        self.graph = SimpleNamespace(replay=lambda: setattr(self, "outputs", function(*arguments)))
+
+
+class Replays(Programs):
+    """Recorded programs by their signature, as on a GPU."""
+
+    def _record(self, name, function, inputs, warm_up, kinds) -> Replayed:
+        return Replayed(function, inputs)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_recorded_programs_teach_silent_seeds_at_the_steps_that_are_charged(every):
+    """Steps with and without lessons have inputs of one shape where buckets are padded, and take turns."""
+    lifecycle, trained = LifecycleConfig(lesson_every=every), []
+    for recorded in (False, True):
+        fleet = Fleet(SPECS["mlp"], toy_task("mlp", 72), range(6), TrainConfig(batch_size=16), lifecycle=lifecycle)
+        fleet.padding = Roomy(6)
+        fleet.programs = Replays() if recorded else None
+        fleet.decide(torch.tensor([fleet.space.action("GERMINATE", slot="s0", blueprint="mlp")] * 6))
+        fleet.decide(torch.tensor([fleet.space.action()] * 6))
+        (stack,) = [bucket.stack for bucket in fleet.buckets.values()]
+        trained.append((stack.flat.clone(), stack.tensors["steps"].clone(), fleet.state.stage.clone()))
+    for plain, replayed in zip(*trained, strict=True):
+        assert torch.equal(plain, replayed)
+    assert int(trained[0][1][:6].min()) == 2 * -(-fleet.num_steps // every)
 
 
 def test_a_contribution_stands_until_it_is_measured_again():

@@ -71,3 +71,12 @@ def test_normalising_counts_only_what_is_valid_and_survives_constants():
     assert abs(found[valid].mean()) < 1e-6
     assert abs(found[valid].std(correction=0) - 1) < 1e-5
     assert not standardize(torch.full((3, 2), 7.0), torch.ones(3, 2, dtype=torch.bool)).any()
+
+
+def test_siblings_that_drift_apart_are_compared_where_their_decisions_have_equal_numbers():
+    """Two groups of two; in the first, one host is a decision behind."""
+    advantages = torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0], [9.0, 10.0, 11.0, 12.0]])
+    groups, comparable = torch.tensor([0, 0, 1, 1]), torch.ones(3, 4, dtype=torch.bool)
+    moment = torch.tensor([[1, 0, 5, 5], [2, 1, 6, 6], [3, 2, 7, 7]])
+    found = subtract_group_mean(advantages, groups, comparable, moment)
+    assert found.tolist() == [[1 - 6, 2, 3 - 4, 4 - 3], [5 - 10, 6 - 1, 7 - 8, 8 - 7], [9, 10 - 5, 11 - 12, 12 - 11]]

@@ -38,7 +38,7 @@ def fleets() -> list[FleetEnv]:
     three = HostSpec("mlp", (6,), 3, (8, 8, 8))
     wide = Fleet(three, toy_task("mlp", 64, 32), range(3), TrainConfig(batch_size=32))
     return [
-        make_env("cnn1d", 4, episode=5, group=2, staggered=True, rng_seed=1),
+        make_env("cnn1d", 8, episode=5, group=2, staggered=True, rng_seed=1),
         FleetEnv(wide, EnvConfig(episode=4, rng_seed=2)),
         make_env("gpt", 2, budget=8.0, rng_seed=3),
     ]

@@ -8,8 +8,10 @@ from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.leyline.specs import HostSpec
 from esper.leyline.state import Signals
-from esper.simic import CollectConfig, RewardConfig
-from esper.simic.rollout import Collector, Rollout, collect, record
+from esper.simic import CollectConfig, LearnConfig, PPOConfig, RewardConfig
+from esper.simic.advantages import subtract_group_mean
+from esper.simic.rollout import MOST_DECISIONS, Collector, Rollout, collect, record, record_episodes
+from esper.simic.train import Training
 from esper.tamiyo.features import HOST_FEATURES, View, column_names, empty_history, features, remember
 from esper.tamiyo.network import HiddenState, Observation, look
 from esper.tamiyo.policies import FixedPlan, Never, PlanStep
@@ -246,16 +248,63 @@ def test_every_life_draws_its_price_and_keeps_it():
         CollectConfig(prices=(0.0, -0.1))
 
 
+def on_a_budget(hosts: int, group: int = 1, budget: float = 6) -> FleetEnv:
+    return FleetEnv(make_env("mlp", hosts).fleet, EnvConfig(budget=budget, group=group))
+
+
 def test_the_progress_that_is_paid_for_sums_up_to_what_was_reached():
-    """Over a life on a budget, whatever its price: gamma^T J at the end - J at the beginning."""
-    env = FleetEnv(make_env("mlp", 12).fleet, EnvConfig(budget=6))
-    fleets = begun([env], controller_for(), horizon=14, prices=(0.0, 0.3))
+    """Over a life on a budget, whatever its price and however long: J at the end - J at the beginning."""
+    fleets = begun([on_a_budget(12)], controller_for(), horizon=14, prices=(0.0, 0.3))
     before = fleets.states[0]
-    rollout = collect(fleets, controller_for(), 0.0, RewardConfig(gamma=0.9))
+    rollout = collect(fleets, controller_for(), 0.0, RewardConfig(gamma=1.0))
     assert len({int(n) for n in rollout.ended.float().argmax(0)}) > 1, "lives of different lengths"
     first = before.signals.score - before.rent * before.signals.growth.log1p()
     for n in range(12):
         last = int(rollout.ended[:, n].float().argmax())
         assert not rollout.sick[last, n]
-        total = sum(0.9**t * rollout.reward[t, n].item() for t in range(last + 1))
-        assert total == pytest.approx(0.9 ** (last + 1) * rollout.objective[last, n].item() - first[n].item(), abs=1e-5)
+        total = rollout.reward[: last + 1, n].sum().item()
+        assert total == pytest.approx(rollout.objective[last, n].item() - first[n].item(), abs=1e-5)
+
+
+def test_returns_are_not_discounted_on_a_budget():
+    """Discounts per decision would reward hosts that grow, and so make fewer."""
+    with pytest.raises(
+        EsperError, match=r"gamma must be 1 where episodes have a budget, not 0\.995.*learn\.ppo\.gamma"
+    ):
+        Training([on_a_budget(2)], controller_for(), LearnConfig())
+    with pytest.raises(EsperError, match="gamma must be 1"):
+        record_episodes(on_a_budget(2), [Never()], controller_for(), 0.0, RewardConfig(), 0)
+    Training([on_a_budget(2)], controller_for(), LearnConfig(ppo=PPOConfig(gamma=1.0), reward=RewardConfig(gamma=1.0)))
+    Training([make_env("mlp", 2, episode=2)], controller_for(), LearnConfig())
+
+
+def test_siblings_pay_the_same_price_and_are_compared_life_by_life():
+    """Four groups of three on a budget, over several lives: each life of a group has one price, at whatever time."""
+    prices = (0.0, 0.1, 0.2, 0.3)
+    fleets = begun([on_a_budget(12, group=3)], controller_for(), horizon=30, prices=prices)
+    rollout = collect(fleets, controller_for(), 0.0, RewardConfig(gamma=1.0))
+    paid = rollout.seen.features.host[..., column_names(HOST_FEATURES).index("rent")] / 10
+    assert rollout.comparable.all()
+    life, age = rollout.moment // MOST_DECISIONS, rollout.moment % MOST_DECISIONS
+    assert torch.equal(age == 0, rollout.start)
+    assert int((life[-1] - life[0]).min()) >= 2
+    drawn = {}
+    for t in range(30):
+        for n in range(12):
+            drawn.setdefault((n // 3, int(life[t, n])), set()).add(round(float(paid[t, n]), 6))
+    assert all(len(of_life) == 1 for of_life in drawn.values())
+    assert len(set.union(*drawn.values())) == 4, "lives and groups differ"
+    aligned = (rollout.moment.view(30, 4, 3) == rollout.moment.view(30, 4, 3)[..., :1]).all()
+    assert not aligned, "siblings drift apart"
+    ones = subtract_group_mean(torch.ones_like(rollout.reward), rollout.groups, rollout.comparable, rollout.moment)
+    assert (ones == 0).float().mean() > 0.7, "most decisions have a sibling's to compare with"
+    later = collect(fleets, controller_for(), 0.0, RewardConfig(gamma=1.0))
+    for _ in range(4):
+        later = collect(fleets, controller_for(), 0.0, RewardConfig(gamma=1.0))
+    ones = subtract_group_mean(torch.ones_like(later.reward), later.groups, later.comparable, later.moment)
+    assert (ones == 0).float().mean() > 0.5, "and siblings do not lose each other"
+
+
+def test_episodes_counted_in_epochs_are_compared_at_the_same_time():
+    fleets = begun([make_env("mlp", 4, episode=2)], controller_for(), horizon=3)
+    assert collect(fleets, controller_for(), 0.0, RewardConfig()).moment is None

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
+from esper.kasmina.gates import LifecycleConfig
 from esper.kasmina.hosts import build_host, host_kind
 from esper.kasmina.lifecycle import incubating, speaking
 from esper.kasmina.slots import build_seed
@@ -112,7 +113,7 @@ def cost_table(spec: HostSpec, device: torch.device) -> CostTable:
     )
 
 
-def epoch_cost(table: CostTable, state: SlotState) -> EpochCost:
+def epoch_cost(table: CostTable, state: SlotState, lifecycle: LifecycleConfig = LifecycleConfig()) -> EpochCost:
     """Return what every host costs in its present state, for one example."""
     slot = torch.arange(state.stage.shape[1], device=state.stage.device)
     held = state.blueprint != NO_BLUEPRINT
@@ -125,7 +126,7 @@ def epoch_cost(table: CostTable, state: SlotState) -> EpochCost:
         step=table.host.train + (seeds.train * loud).sum(1) + taught,
         lessons=taught,
         validation=table.host.forward + (seeds.forward * loud).sum(1),
-        counterfactuals=(switched * held).sum(1),
+        counterfactuals=(switched * lifecycle.measured(state)).sum(1),
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esper.leyline.actions import Graft
 from esper.leyline.errors import EsperError
-from esper.leyline.lifecycle import Gate
+from esper.leyline.lifecycle import Gate, Stage
 from esper.leyline.state import NO_BLUEPRINT, SlotState, Vitals
 
 
@@ -44,6 +44,9 @@ class LifecycleConfig:
     """Epochs between two measurements of the contribution of seeds. 0: contributions are never measured, and no seed
     can be fossilized."""
 
+    measure_fossilized: bool = True
+    """Measure the contribution of fossilized seeds, too, though no op can change them."""
+
     def __post_init__(self) -> None:
         for field in fields(self):
             if field.type is int and getattr(self, field.name) < 0:
@@ -52,6 +55,11 @@ class LifecycleConfig:
             raise EsperError("lesson_every must be at least 1, not 0; set training to 0 for seeds without lessons")
         if self.training < self.min_training:
             raise EsperError(f"training must be at least min_training ({self.min_training}), not {self.training}")
+
+    def measured(self, state: SlotState) -> Bool[Tensor, "N S"]:
+        """Return which seeds' contributions are measured, in the epochs in which any are."""
+        is_settled = state.stage == Stage.FOSSILIZED
+        return (state.blueprint != NO_BLUEPRINT) & ~(is_settled & (not self.measure_fossilized))
 
     def measures(self, epoch: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
         """Return whether contributions are measured in an epoch of each host's life, counted from 1."""

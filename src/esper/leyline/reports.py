@@ -43,7 +43,8 @@ class EpochReport:
     growth: float
     """Parameters of all seeds, silent ones included, divided by those of the bare host."""
     flops: int
-    """Floating-point operations of the epoch: training, incubation, validation and counterfactuals."""
+    """Floating-point operations of the epoch: training, incubation, validation and counterfactuals; on a budget, those
+    charged to it, without plain validation."""
     slots: tuple[SlotReport, ...]
     """The state of each slot, in order."""
     legal: tuple[str, ...] = ()

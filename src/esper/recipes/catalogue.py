@@ -9,6 +9,7 @@ from esper.recipes.suite import budgeted as on_a_budget
 from esper.recipes.suite import harder, images, later, setting, text, varied
 from esper.simic import CollectConfig, LearnConfig, PPOConfig, RentSchedule
 from esper.simic.ppo import REVIEWED
+from esper.simic.rewards import RewardConfig
 from esper.tamiyo.network import GPU, ControllerConfig
 from esper.tolaria import Engine, EnvConfig, TrainConfig
 
@@ -100,7 +101,8 @@ def budgeted() -> Recipe:
     """Lives on a budget of compute, at any price of growth: six settings; 10 minutes on an H200 GPU."""
     learn = LearnConfig(
         updates=12,
-        ppo=PPOConfig(lr=5e-4, lr_end=5e-5, minibatches=16, entropy_coef=0.01, entropy_end=0.001, anneal=12),
+        ppo=PPOConfig(lr=5e-4, lr_end=5e-5, minibatches=16, entropy_coef=0.01, entropy_end=0.001, anneal=12, gamma=1.0),
+        reward=RewardConfig(gamma=1.0),
         collect=CollectConfig(horizon=40, prices=(0.0, 0.02, 0.1)),
         rent=RentSchedule(start=0.02),
     )

@@ -149,7 +149,7 @@ def _perceptron(task: str, width: int, lr: float, budget: float, **options: Opti
     return replace(plain, sizes=sizes, hosts=32, lifecycle=CHEAP, env=env)
 
 
-CHEAP = LifecycleConfig(min_training=0, training=1, lesson_every=2, measure_every=4)
+CHEAP = LifecycleConfig(min_training=0, training=1, lesson_every=2, measure_every=8, measure_fossilized=False)
 """What lives on a budget spend on silent lessons and on measuring contributions."""
 BUDGETED: dict[str, Callable[[], FleetConfig]] = {
     "phrases-16": lambda: _chain("phrases", "gpt", (16, 16), 1e-2, budget=60),

@@ -38,16 +38,25 @@ def gae(
 
 
 def subtract_group_mean(
-    advantages: Float[Tensor, "T N"], groups: Int[Tensor, " N"], comparable: Bool[Tensor, "T N"]
+    advantages: Float[Tensor, "T N"],
+    groups: Int[Tensor, " N"],
+    comparable: Bool[Tensor, "T N"],
+    moment: Int[Tensor, "T N"] | None = None,
 ) -> Float[Tensor, "T N"]:
     """Subtract from each advantage the mean of the other comparable hosts of its group at the same decision.
 
-    A host that is not comparable, or that has no comparable sibling, keeps its advantage.
+    A host that is not comparable, or that has no comparable sibling, keeps its advantage. `moment` numbers the
+    decisions of each host; None: all hosts make the same decision at the same time.
     """
-    counted = advantages.where(comparable, 0.0)
-    shape = (len(advantages), int(groups.max()) + 1)
-    sums = advantages.new_zeros(shape).index_add_(1, groups, counted)[:, groups]
-    counts = advantages.new_zeros(shape).index_add_(1, groups, comparable.to(advantages))[:, groups]
+    counted, steps = advantages.where(comparable, 0.0), torch.arange(len(advantages), device=groups.device)
+    moments = steps[:, None].expand(advantages.shape) if moment is None else moment
+    cells = torch.stack([groups.expand(advantages.shape), moments], -1).flatten(0, 1)
+    found, cell = cells.unique(dim=0, return_inverse=True)
+
+    def summed(x: Float[Tensor, "T N"]) -> Float[Tensor, "T N"]:
+        return x.new_zeros(len(found)).index_add_(0, cell, x.flatten())[cell].view(x.shape)
+
+    sums, counts = summed(counted), summed(comparable.to(advantages))
     baseline = (sums - counted) / (counts - 1).clamp(min=1)
     return torch.where(comparable & (counts > 1), advantages - baseline, advantages)
 

@@ -15,7 +15,7 @@ from esper.leyline.tensor_files import fits, parsing, read, write
 from esper.simic.advantages import gae
 from esper.simic.normalizers import RunningMeanStd, update_reward_std
 from esper.simic.rollout import Rollout, require_finite
-from esper.simic.sequences import Sequences, select, to_sequences
+from esper.simic.sequences import Sequences, finished, select, to_sequences
 from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, Features, column_names
 from esper.tamiyo.masks import relevant
 from esper.tamiyo.network import Choice, Controller, HiddenState, Observation
@@ -153,7 +153,10 @@ def _to_sequences(controller: Controller, rollout: Rollout, gamma: float, reward
     blank = controller.blank(rollout.reward.shape[1], rollout.reward.device)
     no_value = torch.zeros_like(rollout.reward)
     returns = gae(rollout.reward / reward_std, no_value, no_value, rollout.ended, gamma, lam=1.0)
-    return to_sequences(rollout._replace(memory=blank), returns, returns, controller.config.recurrent, blank)
+    recurrent = controller.config.recurrent
+    return finished(
+        rollout, to_sequences(rollout._replace(memory=blank), returns, returns, recurrent, blank), recurrent
+    )
 
 
 class _CloneLosses(NamedTuple):

@@ -115,7 +115,7 @@ def grow_host(
     Args:
         trainer: Host to train, fresh or already trained. It is the grown host afterwards.
         policy: Any policy; `esper.LearnedPolicy(esper.load_controller())` is the controller that ships with Esper.
-        epochs: Decisions in the episode. Policies know how many are left.
+        epochs: Decisions in the episode, which ends earlier if `trainer.budget` is spent.
         rent: Price of growth that a learned policy takes into account, J = score − rent · ln(1 + growth).
         rng_seed: Seed of sampled actions.
         budget: Largest growth that the policy may reach; unlimited by default.
@@ -142,8 +142,9 @@ def _reports(world: "OneHost", policy: Policy, rent: float, rng_seed: int, budge
     for transition in episode(world, policy, rent, rng_seed, budget):
         assert world.report is not None
         yield world.report
-        if not transition.steps[0].truncated:
-            world.require_sane(transition.after[0].signals)
+        if transition.steps[0].truncated:
+            return
+        world.require_sane(transition.after[0].signals)
 
 
 class OneHost:
@@ -166,7 +167,10 @@ class OneHost:
         self.report = self.trainer.decide(actions[0].tolist())
         self.age += 1
         signals, no = self.trainer.signals(self.age, self.report), torch.zeros(1, dtype=torch.bool)
-        refused, truncated = torch.tensor([self.report.refused]), torch.tensor([self.age >= self.epochs])
+        refused, truncated = (
+            torch.tensor([self.report.refused]),
+            torch.tensor([self.age >= self.epochs or self.trainer.over]),
+        )
         return Step(signals, signals, no.float(), refused, no, truncated)
 
     def require_sane(self, signals: Signals) -> None:

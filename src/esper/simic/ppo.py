@@ -288,7 +288,8 @@ class Learner:
         rewards = rollout.reward if reward is None else reward
         raw = gae(rewards, rollout.choice.value, rollout.after, rollout.ended, config.gamma, config.lam)
         returns = raw + rollout.choice.value
-        baselined = subtract_group_mean(raw, rollout.groups, rollout.comparable) if config.group_baseline else raw
+        siblings = (rollout.groups, rollout.comparable, rollout.moment)
+        baselined = subtract_group_mean(raw, *siblings) if config.group_baseline else raw
         if names := _non_finite(rewards=rewards, values=returns, **rollout.seen.features._asdict()):
             self.updates += 1
             return _skipped(baselined, returns, f"update skipped: values are not finite in {', '.join(names)}")

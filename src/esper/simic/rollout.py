@@ -52,6 +52,10 @@ class CollectConfig:
             raise EsperError(f"prices must not be negative, not {list(self.prices)}")
 
 
+MOST_DECISIONS = 2**32
+"""More than an episode can have."""
+
+
 class Rollout(NamedTuple):
     """Observations, choices and rewards of T decisions of N hosts."""
 
@@ -80,6 +84,9 @@ class Rollout(NamedTuple):
     """Hidden state before the first decision."""
     twin: Bool[Tensor, "T N S"] | None = None
     """Whether the slot held a twin before the decision; None if it was not recorded."""
+    moment: Int[Tensor, "T N"] | None = None
+    """Numbers of the host's episode and of the decision in it, as one number: siblings are compared where theirs are
+    equal. None: siblings make their decisions at the same time."""
 
 
 def whole_episodes(seen: Observation, choice: Choice, reward: Float[Tensor, "T N"], memory: HiddenState) -> Rollout:
@@ -104,6 +111,15 @@ def whole_episodes(seen: Observation, choice: Choice, reward: Float[Tensor, "T N
         groups=torch.arange(reward.shape[1], device=reward.device),
         memory=memory,
     )
+
+
+def require_undiscounted(envs: Sequence[FleetEnv], gamma: float) -> None:
+    """Raise EsperError if returns are discounted on a budget, where hosts that grow make fewer decisions."""
+    if gamma != 1 and any(env.config.budget is not None for env in envs):
+        raise EsperError(
+            f"gamma must be 1 where episodes have a budget, not {gamma}: growing shortens them, and a discount per"
+            " decision would reward that; set learn.ppo.gamma and learn.reward.gamma to 1"
+        )
 
 
 def require_finite(rollout: Rollout) -> None:
@@ -162,12 +178,17 @@ class Collector:
             _padded(affordable, False, (self.num_slots, self.num_blueprints), 1),
         )
 
+    def moments(self, states: Sequence[LifeState]) -> Int[Tensor, " N"]:
+        """Return the numbers of each host's episode and of the decision at hand, as one number."""
+        pairs = zip(self.envs, states, strict=True)
+        return torch.cat([env.state.generation * MOST_DECISIONS + state.signals.age for env, state in pairs])
+
     def rents(self, rent: float) -> Sequence[Rent]:
-        """Return what growth costs in episodes that begin now, for each fleet."""
+        """Return what growth costs in episodes that begin now, for each fleet: siblings pay the same."""
         if not self.config.prices:
             return [rent] * len(self.envs)
-        places = torch.arange(sum(self.sizes), device=self.device)
-        chosen = uniform(key(key(self.rng_seed, Purpose.PRICE, self.decisions), places), 1)[:, 0]
+        upcoming = torch.cat([env.upcoming for env in self.envs])
+        chosen = uniform(key(self.rng_seed, Purpose.PRICE, self.groups, upcoming), 1)[:, 0]
         return self.prices[(chosen * len(self.prices)).long()].split(self.sizes)
 
     def draws(self) -> Float[Tensor, "N A"]:
@@ -255,6 +276,7 @@ def record_episodes(
             print(report.epoch, report.held_out_loss)
         ```
     """
+    require_undiscounted([env], rewards.gamma)
     fleets = Collector([env], controller, CollectConfig(horizon=env.setting.episode), rng_seed)
     fleets.begin(rent)
     return record(fleets, [SideBySide(policies)], rent, rewards)
@@ -285,9 +307,10 @@ def _collect(
 ) -> Rollout:
     observations: list[Observation] = []
     choices: list[Choice] = []
-    memory, rows = fleets.memory, []
+    memory, rows, moments = fleets.memory, [], list[Tensor]()
 
     def decide(states: Sequence[LifeState]) -> Actions:
+        moments.append(fleets.moments(states))
         observations.append(fleets.observe(states))
         choices.append(choose(observations[-1], states))
         return choices[-1].action.clone().split(fleets.sizes)
@@ -308,6 +331,7 @@ def _collect(
         after=torch.where(earned.ended, earned.bootstrap, next_value),
         groups=fleets.groups,
         memory=memory,
+        moment=torch.stack(moments) if any(env.config.budget is not None for env in fleets.envs) else None,
         **plain,
     )
 

@@ -70,6 +70,18 @@ def to_sequences(
     return Sequences(seen, Choice(*map(at, rollout.choice)), at(advantage), at(returns), valid, memory)
 
 
+def finished(rollout: Rollout, sequences: Sequences, recurrent: bool) -> Sequences:
+    """Return the sequences of episodes that end within the rollout; all, if none does.
+
+    On a budget hosts that grow have shorter episodes, and a recording holds the beginning of another.
+    """
+    ends_later = rollout.ended.flip(0).cumsum(0).flip(0) > 0
+    if not bool(rollout.ended.any()) or bool(ends_later.all()):
+        return sequences
+    t, n, _ = sequence_indices(rollout, recurrent)
+    return select(sequences, ends_later[t[0], n[0]].nonzero()[:, 0])
+
+
 def select(sequences: Sequences, index: Int[Tensor, " Q"]) -> Sequences:
     """Return the sequences with these indices."""
 

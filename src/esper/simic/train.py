@@ -19,7 +19,7 @@ from esper.simic.garden import gardens
 from esper.simic.normalizers import RunningMeanStd, update_reward_std
 from esper.simic.ppo import Learner, PPOConfig, UpdateResult
 from esper.simic.rewards import RentSchedule, RewardConfig
-from esper.simic.rollout import CollectConfig, Collector, Rollout, collect
+from esper.simic.rollout import CollectConfig, Collector, Rollout, collect, require_undiscounted
 from esper.tamiyo.features import SLOT_FEATURES, column_names
 from esper.tamiyo.network import Controller
 from esper.tamiyo.policies import Never
@@ -73,6 +73,7 @@ class Training:
     """A controller in training, with all state that its next update depends on."""
 
     def __init__(self, envs: Sequence[FleetEnv], controller: Controller, config: LearnConfig) -> None:
+        require_undiscounted(envs, config.ppo.gamma)
         self.controller, self.config, self.update = controller, config, 0
         self.learner = Learner(controller, config.ppo, config.rng_seed)
         self.fleets = Collector(envs, controller, config.collect, config.rng_seed)

@@ -11,9 +11,25 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from esper.kasmina.cost import EpochCost
+from esper.kasmina.gates import LifecycleConfig
 
 WARMUP, DECAY = 0.02, 0.2
 """Shares of a budget over which the learning rate rises, and falls to 0 at the end."""
+
+
+class Clock(NamedTuple):
+    """What lives on a budget have in common."""
+
+    budget: Float[Tensor, " N"]
+    """FLOPs of each host's whole life."""
+    batch_size: int
+    """Examples of a step."""
+    steps: int
+    """Steps of a whole epoch."""
+    lesson_every: int = 1
+    """Steps between two silent lessons."""
+    pauses: Float[Tensor, "P N"] | None = None
+    """FLOPs at which an epoch ends early, to the step."""
 
 
 class Pace(NamedTuple):
@@ -40,32 +56,42 @@ class Pace(NamedTuple):
         return torch.minimum((share + self.per_step) / WARMUP, (1 - share) / DECAY).clamp(0, 1)
 
 
-def paced(
-    budget: Float[Tensor, " N"],
-    spent: Float[Tensor, " N"],
-    cost: EpochCost,
-    batch_size: int,
-    steps: int,
-    validation: Int[Tensor, " N"],
-    lesson_every: int = 1,
-) -> Pace:
+def relative_cost(
+    cost: EpochCost, trained: int, validation: Int[Tensor, " N"] | int, lifecycle: LifecycleConfig
+) -> Float[Tensor, " N"]:
+    """Return the FLOPs of an epoch, where lessons and measurements that are not always made count on average.
+
+    Args:
+        cost: FLOPs of one example.
+        trained: Examples of an epoch.
+        validation: Examples that seeds are measured on.
+        lifecycle: How often lessons are given and seeds are measured.
+    """
+    lessons = cost.lessons / lifecycle.lesson_every
+    measured = validation * cost.counterfactuals / lifecycle.measure_every if lifecycle.measure_every else 0
+    return trained * (cost.step - cost.lessons + lessons) + measured
+
+
+def paced(clock: Clock, spent: Float[Tensor, " N"], cost: EpochCost, validation: Int[Tensor, " N"]) -> Pace:
     """Return what every host can afford in its next epoch.
 
     Args:
-        budget: FLOPs of each host's whole life.
+        clock: Budget, length of an epoch, and pauses.
         spent: FLOPs spent so far.
         cost: FLOPs of one example.
-        batch_size: Examples of a step.
-        steps: Steps of a whole epoch.
         validation: Examples that the seeds of each host are measured on after this epoch.
-        lesson_every: Steps between two silent lessons.
     """
+    budget, batch_size, steps, lesson_every, pauses = clock
     plain, lesson = (batch_size * x.double() for x in (cost.step - cost.lessons, cost.lessons))
     step, left = plain + lesson / lesson_every, budget - spent
     measuring = (validation * cost.counterfactuals).double()
     whole = steps * plain + -(-steps // lesson_every) * lesson + measuring
     is_last = left < whole + 0.5 * step  # not even half a step more
     taken = torch.where(is_last, (left / step).round().clamp(min=1), steps)
+    if pauses is not None:
+        ahead = (pauses > spent + 0.5 * step) & (pauses < budget - 0.5 * step)
+        until = ((pauses.where(ahead, torch.inf).amin(0) - spent) / step).round()
+        is_last, taken = is_last & (until >= taken), torch.minimum(taken, until).clamp(min=1)
     lessons = (taken / lesson_every).ceil()
     charged = taken * plain + lessons * lesson + measuring.where(~is_last, 0.0)
     return Pace(taken.long(), spent / budget, step / budget, charged, is_last)

@@ -43,7 +43,7 @@ def env_settings(env: FleetEnv) -> dict[str, Any]:
         "blueprints": fleet.space.blueprints,
         "num_hosts": fleet.num_hosts,
         "training": fields_of(fleet.config, "steps"),
-        "lifecycle": fields_of(fleet.lifecycle, "lesson_every", "measure_every"),
+        "lifecycle": fields_of(fleet.lifecycle, "lesson_every", "measure_every", "measure_fossilized"),
         "precision": fleet.engine.precision,
         "env": fields_of(env.config, "budget"),
     }

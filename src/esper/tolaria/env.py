@@ -4,7 +4,7 @@ Hosts may be of different age. An episode ends after its last decision (truncate
 a fresh host takes its place at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple, TypeVar
@@ -19,6 +19,7 @@ from esper.kasmina.lifecycle import legal
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import key
 from esper.leyline.state import Signals, SlotState, Split, Vitals
+from esper.tolaria.budget import relative_cost
 from esper.tolaria.fleet import Fleet, Measured
 from esper.tolaria.governor import GovernorConfig, HealthHistory, empty_health, judge
 from esper.tolaria.setting import make_setting
@@ -107,7 +108,7 @@ class EnvState(NamedTuple):
     births: Int[Tensor, " N"]
     """Hosts born so far at each index."""
     generation: Int[Tensor, " N"]
-    """Episodes that the group of each host has begun together."""
+    """Number of the episode that each host has begun with weights and batches of its group."""
     history: HealthHistory
     good: Good
 
@@ -135,8 +136,10 @@ class FleetEnv:
         >>> outcome = esper.evaluate(env, esper.Heuristic(), rent=0.02)
     """
 
-    charges_measuring = True
+    charges_measuring: bool | Bool[Tensor, " N"] = True
     """Whether hosts are charged for measuring the contribution of their seeds."""
+    pauses: Sequence[float] = ()
+    """Shares of the budget at which every host ends an epoch, however short it then is."""
 
     def __init__(
         self,
@@ -171,6 +174,10 @@ class FleetEnv:
         """Replace all hosts by fresh ones and return their first signals."""
         age = self.groups % self.config.episode if self.config.staggered else torch.zeros_like(self.groups)
         self.fleet.budget, self.fleet.charges_measuring = self.life(), self.charges_measuring
+        self.fleet.pauses = None
+        if self.pauses and self.fleet.budget is not None:
+            shares = torch.tensor(self.pauses, dtype=torch.float64, device=self.fleet.device)
+            self.fleet.pauses = shares[:, None] * self.fleet.budget
         everyone = torch.ones_like(self.state.sibling)
         state, measured = self.renew(self.state._replace(age=age), everyone, everyone)
         self.state = state._replace(good=Good(self.fleet.state, self.fleet.vitals, measured))
@@ -201,16 +208,24 @@ class FleetEnv:
     ) -> tuple[EnvState, Measured]:
         """Replace the hosts whose episode has ended: those that failed, and those that are `over`.
 
-        A failed host's replacement has a seed of its own. Where episodes are counted in epochs, it stays until its
-        group's episode ends; on a budget, it has a whole one.
+        Where episodes are counted in epochs, a failed host's replacement has a seed of its own, and stays until its
+        group's episode ends. On a budget every episode is a whole one, and begins when the host's last one has ended.
         """
         if self.config.budget is None:
             return self.renew(state._replace(age=torch.where(over, 0, state.age)), ended, over)
-        return self.renew(state._replace(age=torch.where(ended, 0, state.age)), ended, self.all_of_group(over))
+        age, generation = torch.where(ended, 0, state.age), torch.where(ended, self.upcoming - 1, state.generation)
+        return self.renew(state._replace(age=age, generation=generation), ended, torch.ones_like(ended))
 
-    def all_of_group(self, ended: Bool[Tensor, " N"]) -> Bool[Tensor, " N"]:
-        """Return which hosts end together with their whole group."""
-        return ended.view(-1, self.config.group).all(1).repeat_interleave(self.config.group)
+    @property
+    def upcoming(self) -> Int[Tensor, " N"]:
+        """Return the number of each host's next episode in its group.
+
+        Episodes of siblings with equal numbers begin with equal weights and batches. On a budget siblings drift apart;
+        those that fall behind go on with the newest episode of their group.
+        """
+        own = self.state.generation
+        newest = own.view(-1, self.config.group).amax(1).repeat_interleave(self.config.group)
+        return torch.maximum(own + 1, newest)
 
     def first_signals(self, measured: Measured) -> Signals:
         """Return the signals of hosts that have not been trained yet."""
@@ -240,12 +255,10 @@ class FleetEnv:
 
         Where lessons and measurements do not happen at every step and epoch, they count on average.
         """
-        fleet, cost = self.fleet, epoch_cost(self.fleet.costs, state)
-        lessons, measured_every = cost.lessons / fleet.lifecycle.lesson_every, fleet.lifecycle.measure_every
-        trained = fleet.num_steps * fleet.config.batch_size
-        measured = len(fleet.validation_data.x) * self.charges_measuring / max(measured_every, 1) * (measured_every > 0)
-        epoch = trained * (cost.step - cost.lessons + lessons) + measured * cost.counterfactuals
-        return epoch / (trained * fleet.costs.host.train)
+        fleet, trained = self.fleet, self.fleet.num_steps * self.fleet.config.batch_size
+        validation = len(fleet.validation_data.x) * torch.ones_like(fleet.everyone) * self.charges_measuring
+        cost = relative_cost(epoch_cost(fleet.costs, state, fleet.lifecycle), trained, validation, fleet.lifecycle)
+        return cost / (trained * fleet.costs.host.train)
 
     def life(self) -> Float[Tensor, " N"] | None:
         """Return the FLOPs of each host's episode; None if episodes are counted in epochs."""

@@ -37,7 +37,7 @@ from esper.tolaria.assignment import (
     unpack,
     upload,
 )
-from esper.tolaria.budget import Pace, paced
+from esper.tolaria.budget import Clock, Pace, paced
 from esper.tolaria.capture import Program, Programs
 from esper.tolaria.config import Engine, TrainConfig, check_fit
 from esper.tolaria.memory import MemoryEstimator
@@ -134,8 +134,10 @@ class Fleet:
         """Steps of the present epoch that have been made."""
         self.budget: Float[Tensor, " N"] | None = None
         """FLOPs of each host's life; None if lives are counted in epochs. Set by the env."""
-        self.charges_measuring = True
+        self.charges_measuring: bool | Bool[Tensor, " N"] = True
         """Whether measuring the contribution of seeds is paid for out of the budget. Set by the env."""
+        self.pauses: Float[Tensor, "P N"] | None = None
+        """FLOPs at which an epoch ends early, to the step. Set by the env."""
         self.spent = torch.zeros_like(self.lr)
         """FLOPs that each host has spent of its budget."""
         self.over = torch.zeros_like(self.everyone)
@@ -227,13 +229,13 @@ class Fleet:
         """Return the parameters of all seeds, silent ones included, over those of the bare host."""
         return self.seeds_in_slots(self.seed_sizes, state).sum(1) / self.trunk.layout.num_parameters
 
-    def flops(self, counterfactuals: bool = True) -> Int[Tensor, " N"]:
+    def flops(self, counterfactuals: bool | Bool[Tensor, " N"] = True) -> Int[Tensor, " N"]:
         """Return the FLOPs of one epoch of each host: training, incubation and evaluation.
 
         Args:
             counterfactuals: Whether to count the passes that measure the contribution of each seed.
         """
-        cost, steps = epoch_cost(self.costs, self.state), self.num_steps
+        cost, steps = epoch_cost(self.costs, self.state, self.lifecycle), self.num_steps
         untaught = steps - -(-steps // self.lifecycle.lesson_every)
         is_measured = self.lifecycle.measures(self.epoch) & counterfactuals
         measured = cost.validation + is_measured * cost.counterfactuals
@@ -281,9 +283,14 @@ class Fleet:
     def known(self) -> Known:
         """Copy what assignments depend on from the device, in one transfer."""
         state, lr = self.state, self.seed_lr * self.config.seed_rate(self.state.seed_age)
-        loud, silent, due = speaking(state), incubating(state), self.is_measured[:, None].expand_as(lr)
+        loud, silent, due = speaking(state), incubating(state), self.due
         rows = (state.graft, state.alpha, state.alpha_target, silent, lr, loud, due)
         return Known(*torch.stack([x.double() for x in rows]).cpu().numpy())
+
+    @property
+    def due(self) -> Bool[Tensor, "N S"]:
+        """Whether the contribution of each seed is measured in its host's coming epoch."""
+        return self.lifecycle.measured(self.state) & self.is_measured[:, None]
 
     @property
     def is_measured(self) -> Bool[Tensor, " N"]:
@@ -328,9 +335,10 @@ class Fleet:
         """Return what every host can afford in its next epoch; None if lives are counted in epochs."""
         if self.budget is None:
             return None
-        cost, measured = epoch_cost(self.costs, self.state), len(self.validation_data.x) * self.charges_measuring
-        size, lesson_every = self.config.batch_size, self.lifecycle.lesson_every
-        return paced(self.budget, self.spent, cost, size, self.num_steps, measured * self.is_measured, lesson_every)
+        cost = epoch_cost(self.costs, self.state, self.lifecycle)
+        measured = len(self.validation_data.x) * (self.is_measured & self.charges_measuring)
+        clock = Clock(self.budget, self.config.batch_size, self.num_steps, self.lifecycle.lesson_every, self.pauses)
+        return paced(clock, self.spent, cost, measured)
 
     def train_epoch(
         self, known: Known | None = None, pace: Pace | None = None
@@ -348,9 +356,9 @@ class Fleet:
         norms: Norms = {name: stack.norms.zero_() for name, stack in self.network.stacks.items()}
         num_steps = self.num_steps if pace is None else int(pace.steps.max())  # waits for the device
         every = self.lifecycle.lesson_every
-        steps = [self.step_of(self.assignment(known, measuring=False), order, pace)]
+        steps = [self.step_of(known, order, pace)]
         if every > 1 and known.silent.any():
-            steps.append(self.step_of(self.assignment(known, measuring=False, lessons=False), order, pace))
+            steps.append(self.step_of(known, order, pace, lessons=False))
         for n in range(num_steps):
             steps[0 if n % every == 0 else -1]()
         if pace is None:
@@ -360,11 +368,15 @@ class Fleet:
         means = {name: norm / made[name].to(norm.dtype) for name, norm in norms.items()}
         return losses / pace.steps, means, pulls / pace.steps[:, None]
 
-    def step_of(self, assignment: Assignment, order: Tensor, pace: Pace | None) -> Callable[[], None]:
-        """Return a function that trains every host on its next batch, by a captured program if there is one."""
+    def step_of(self, known: Known, order: Tensor, pace: Pace | None, lessons: bool = True) -> Callable[[], None]:
+        """Return a function that trains every host on its next batch, by a captured program if there is one.
+
+        Steps with and without lessons may have inputs of the same shapes, and take turns: each has its own program.
+        """
+        assignment = self.assignment(known, measuring=False, lessons=lessons)
         chunks = self.memory.chunks(self.num_hosts, self.config.batch_size, *rows_of(assignment))
         inputs = (pack(assignment, self.device), order, chunks, pace)
-        program = self.recorded("train", self.train_step, inputs)
+        program = self.recorded("train" if lessons else "train without lessons", self.train_step, inputs)
         if program is None:
             return partial(self.train_step, unpack(inputs[0]), *inputs[1:])
         program.load(inputs)

@@ -21,7 +21,7 @@ from esper.leyline.reports import EpochReport, SlotReport
 from esper.leyline.rng import Purpose, key, permutation
 from esper.leyline.specs import HostSpec
 from esper.leyline.state import NO_BLUEPRINT, Setting, Signals, SlotState, Split, Task, Vitals
-from esper.tolaria.budget import Pace, paced
+from esper.tolaria.budget import Clock, Pace, paced, relative_cost
 from esper.tolaria.config import TrainConfig, check_fit
 from esper.tolaria.setting import make_setting, seed_sizes
 from esper.tolaria.surgery import TRUNK, add_group, copy_module, make_optimizer, remove_group
@@ -82,6 +82,8 @@ class HostTrainer:
         """FLOPs of the host's life, from which its training is paid; None: no limit."""
         self.spent = 0.0
         """FLOPs spent of the budget."""
+        self.over = False
+        """Whether the budget is spent."""
 
     @cached_property
     def costs(self) -> CostTable:
@@ -99,8 +101,11 @@ class HostTrainer:
             What was done, what it cost, and the results on the validation data.
 
         Raises:
-            EsperError: If the action does not have one choice per head, or its seed cannot be built in its slot.
+            EsperError: If the action does not have one choice per head, its seed cannot be built in its slot, or the
+                budget is spent.
         """
+        if self.over:
+            raise EsperError("the host has spent its budget: set trainer.budget higher, or stop")
         refused = self.act(action)
         self.begin_epoch()
         pace = self.pace()
@@ -110,8 +115,10 @@ class HostTrainer:
         self.vitals = self.examine(train_loss, norms, evaluation, streams)
         self.vitals = self.vitals._replace(pull=pulls[None].to(self.state.alpha))
         self.epoch += 1
-        self.spent += 0.0 if pace is None else float(pace.charged)
-        return self.report(action, refused, train_loss, evaluation)
+        if pace is not None:
+            self.spent, self.over = self.spent + float(pace.charged), bool(pace.is_last)
+        flops = self.flops() if pace is None else int(pace.charged)
+        return self.report(action, refused, train_loss, evaluation, flops)
 
     def legal(self) -> Tensor:
         """Return a mask of the ops that are legal on each slot, (O, S)."""
@@ -130,7 +137,9 @@ class HostTrainer:
     def setting(self, episode: int) -> Setting:
         """Return the constants of this host that policies need, for an episode of `episode` decisions."""
         slots, bare = self.host.slot_specs, num_parameters(self.host.segments)
-        return make_setting(self.task.spec, slots, self.space, seed_sizes(slots, self.space), bare, episode)
+        costs = None if self.budget is None else self.costs
+        facts = (self.task.spec, slots, self.space, seed_sizes(slots, self.space), bare, episode, costs)
+        return make_setting(*facts)._replace(slots_each=self.spec.slots)
 
     def signals(self, age: int, report: EpochReport | None = None) -> Signals:
         """Return the host's measurements in the form that policies read, as a fleet of one host.
@@ -157,6 +166,8 @@ class HostTrainer:
             legal=legal(self.state, self.vitals, self.lifecycle),
             slots=self.state,
             vitals=self.vitals,
+            spent=None if self.budget is None else torch.tensor([self.spent / self.budget], dtype=torch.float64),
+            pace=None if self.budget is None else self.relative_cost(),
         )
 
     def begin_epoch(self) -> None:
@@ -200,9 +211,15 @@ class HostTrainer:
         if self.budget is None:
             return None
         budget, spent = (torch.tensor([x], dtype=torch.float64) for x in (self.budget, self.spent))
-        cost, measured = epoch_cost(self.costs, self.state), len(self.task.validation.x) * self.is_measured
-        size, lesson_every = self.config.batch_size, self.lifecycle.lesson_every
-        return paced(budget, spent, cost, size, self.num_steps, torch.tensor([measured]), lesson_every)
+        cost = epoch_cost(self.costs, self.state, self.lifecycle)
+        clock = Clock(budget, self.config.batch_size, self.num_steps, self.lifecycle.lesson_every)
+        return paced(clock, spent, cost, torch.tensor([len(self.task.validation.x) * self.is_measured]))
+
+    def relative_cost(self) -> Tensor:
+        """Return what an epoch costs in the present state, contributions included, divided by that of a bare host."""
+        cost, trained = epoch_cost(self.costs, self.state, self.lifecycle), self.num_steps * self.config.batch_size
+        epoch = relative_cost(cost, trained, len(self.task.validation.x), self.lifecycle)
+        return epoch / (trained * self.costs.host.train)
 
     @property
     def num_steps(self) -> int:
@@ -346,7 +363,7 @@ class HostTrainer:
             vitals.healthy[0, s] = all_finite(slot) and (not learns or 0 < norms[spec.name] < torch.inf)
             speaks = bool(speaking(self.state)[0, s])
             alpha = torch.tensor(0.0) if speaks else self.state.alpha_target[0, s]
-            if not self.is_measured:
+            if not (self.is_measured and self.lifecycle.measured(self.state)[0, s]):
                 vitals.contribution[0, s] = self.vitals.contribution[0, s]
                 continue
             switched = self.judged(self.host.after(s, streams[s], {s: alpha})).score
@@ -354,8 +371,8 @@ class HostTrainer:
         return vitals
 
     def flops(self) -> int:
-        """Return the FLOPs of one epoch: training, incubation and evaluation, counterfactuals included."""
-        cost, steps = epoch_cost(self.costs, self.state), self.num_steps
+        """Return the FLOPs of a whole epoch: training, incubation and evaluation, counterfactuals included."""
+        cost, steps = epoch_cost(self.costs, self.state, self.lifecycle), self.num_steps
         untaught = steps - -(-steps // self.lifecycle.lesson_every)
         is_measured = self.lifecycle.measures(torch.tensor([self.epoch]))
         measured = cost.validation + is_measured * cost.counterfactuals
@@ -366,7 +383,9 @@ class HostTrainer:
         """Return the FLOPs of a plain forward pass of one example."""
         return int(epoch_cost(self.costs, self.state).validation)
 
-    def report(self, action: Sequence[int], refused: bool, train_loss: float, evaluation: Evaluation) -> EpochReport:
+    def report(
+        self, action: Sequence[int], refused: bool, train_loss: float, evaluation: Evaluation, flops: int
+    ) -> EpochReport:
         """Return the report of the last epoch."""
         op = action[Head.OP]
         slots = []
@@ -391,7 +410,7 @@ class HostTrainer:
             score=evaluation.score,
             parameters=num_parameters(self.host),
             growth=self.host.growth,
-            flops=self.flops(),
+            flops=flops,
             slots=tuple(slots),
         )
 

@@ -38,7 +38,7 @@ def save_training(path: str | Path, trainer: HostTrainer) -> None:
     tensors |= optimizer_tensors(trainer.optimizer)
     description = topology(trainer.host) | settings(trainer)
     description |= {"blueprints": trainer.space.blueprints, "rng_seed": trainer.rng_seed, "epoch": trainer.epoch}
-    description |= {"budget": trainer.budget, "spent": trainer.spent}
+    description |= {"budget": trainer.budget, "spent": trainer.spent, "over": trainer.over}
     write(path, TRAINING_FORMAT, tensors, description)
 
 
@@ -48,7 +48,7 @@ def settings(trainer: HostTrainer) -> dict[str, Any]:
         "task": trainer.task.spec.name,
         "dtype": str(trainer.dtype),
         "config": fields_of(trainer.config, "steps"),
-        "lifecycle": fields_of(trainer.lifecycle, "lesson_every", "measure_every"),
+        "lifecycle": fields_of(trainer.lifecycle, "lesson_every", "measure_every", "measure_fossilized"),
     }
 
 
@@ -87,6 +87,7 @@ def load_training(path: str | Path, trainer: HostTrainer) -> None:
     trainer.state, trainer.vitals = SlotState(**state), Vitals(**vitals)
     trainer.rng_seed, trainer.epoch = rng_seed, epoch
     trainer.budget, trainer.spent = budget, spent
+    trainer.over = bool(description.get("over", False))
 
 
 def optimizer_tensors(optimizer: Optimizer) -> Tensors:

@@ -32,5 +32,5 @@ def examined(fleet: "Fleet", train_loss: Tensor, norms: "Norms", pulls: Tensor, 
             healthy[hosts, s] = finite & (~learning[hosts, s] | ((norm > 0) & norm.isfinite()))
     held = fleet.state.blueprint != NO_BLUEPRINT
     before = fleet.vitals.contribution.where(held, torch.nan)  # where it is not measured, the last one stands
-    contribution = torch.where(fleet.is_measured[:, None], measured.contribution, before)
+    contribution = torch.where(fleet.due, measured.contribution, before)
     return Vitals(sane, healthy, contribution, share, pulls.to(share.dtype))
