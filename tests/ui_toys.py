@@ -119,7 +119,10 @@ class Asker:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        await self.app(scope, receive, send)  # pyright: ignore
+        try:
+            await self.app(scope, receive, send)  # pyright: ignore
+        except ArithmeticError:
+            assert sent, "an error must be answered, too"
         start = next(message for message in sent if message["type"] == "http.response.start")
         found = {name.decode(): value.decode() for name, value in start["headers"]}
         return Answer(start["status"], found, b"".join(message.get("body", b"") for message in sent))

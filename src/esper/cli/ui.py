@@ -59,8 +59,8 @@ class Ui:
 
         if not 0 <= self.port < 65536:
             raise EsperError(f"port must be from 0 to 65535, not {self.port}")
-        if self.token is not None and not self.token.strip():
-            raise EsperError("token must not be empty")
+        if self.token is not None and not (self.token.strip() and self.token.isascii() and self.token.isprintable()):
+            raise EsperError("token must be some letters, digits or signs of ASCII")
         if self.token is None and not is_loopback(self.host):
             raise EsperError(
                 f"host {self.host} can be reached by other machines: give a --token that visitors must know"
