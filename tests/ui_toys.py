@@ -86,7 +86,8 @@ class Asker:
 
     def read_all(self) -> None:
         """Do what the background reader does, until nothing is left."""
-        while self.library._read_some(time.monotonic() + 10):
+        self.library.look_at_all()
+        while self.library._read_some(time.monotonic() + 5):
             pass
 
     def __call__(self, path: str, method: str = "GET", **headers: str) -> Answer:

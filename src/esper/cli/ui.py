@@ -1,6 +1,7 @@
 """`esper ui`: serve run folders and growth logs as a local web page."""
 
 import os
+import platform
 import sys
 import webbrowser
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ class Ui:
     def run(self) -> None:
         if find_spec("starlette") is None or find_spec("uvicorn") is None:
             raise EsperError("esper ui needs the packages starlette and uvicorn: pip install 'esper-nn[ui]'")
+        from esper.dashboard.plain import text
         from esper.ui.folders import Tree
         from esper.ui.guard import is_loopback
         from esper.ui.library import Library
@@ -61,17 +63,20 @@ class Ui:
             raise EsperError(f"port must be from 0 to 65535, not {self.port}")
         if self.token is not None and not (self.token.strip() and self.token.isascii() and self.token.isprintable()):
             raise EsperError("token must be some letters, digits or signs of ASCII")
-        if self.token is None and not is_loopback(self.host):
+        folder = self.folder or (RUNS if RUNS.is_dir() else Path())
+        library, listener = Library(Tree(folder)), listening(self.host, self.port)
+        where, port = listener.getsockname()[:2]
+        if self.token is None and not is_loopback(where):
+            listener.close()
             raise EsperError(
                 f"host {self.host} can be reached by other machines: give a --token that visitors must know"
             )
-        folder = self.folder or (RUNS if RUNS.is_dir() else Path())
-        library, listener = Library(Tree(folder)), listening(self.host, self.port)
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        address = f"http://{host}:{listener.getsockname()[1]}/"
+        name = platform.node()
+        host = name if where in ("0.0.0.0", "::") else f"[{where}]" if ":" in where else self.host
+        address = f"http://{host}:{port}/"
         if self.token is not None:
             address += f"?token={quote(self.token, safe='')}"
-        print(f"showing {folder.resolve()} at {address}  (Ctrl-C ends)", flush=True)
+        print(f"showing {text(str(folder.resolve()))} at {address}  (Ctrl-C ends)", flush=True)
         if self.open:
             webbrowser.open(address)
-        serve(library, listener, self.token, (self.host,))
+        serve(library, listener, self.token, (self.host, name, f"{name}.local") if self.token else ())

@@ -1,5 +1,6 @@
 """Hold the runs of a folder: search for them, list them, and read on in the background."""
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ TURN = 0.05
 SEARCH = 1.0
 """Least seconds between two searches for runs; they take at most a tenth of the time."""
 INTEREST = 10.0
-"""Seconds after the list was last looked at in which the search goes on."""
+"""Seconds after the list was last looked at in which it is kept up to date."""
 OPENED = 16
 """Logs that are held in memory: curves, indices of gardens and lives."""
 SORTS: dict[str, Callable[[Run], Any]] = {
@@ -58,7 +59,7 @@ class Library:
         self.opened: OrderedDict[tuple[str, str], Opened] = OrderedDict()
         self.lock, self.work = Lock(), Condition()
         self.ended, self.searched = Event(), Event()
-        self.asked = 0.0
+        self.asked = -math.inf
         """When the list was last looked at, by `monotonic`."""
         self.current: Run | None = None
         self.unread: Iterator[Run] = iter(())
@@ -67,7 +68,6 @@ class Library:
 
     def start(self) -> None:
         """Begin to search and read in the background."""
-        self.asked = time.monotonic()
         self.thread.start()
 
     def close(self) -> None:
@@ -187,10 +187,10 @@ class Library:
 
     def _read_on(self) -> None:
         """Search and read until the library is closed; runs in a thread of its own."""
-        due = 0.0
+        due = -math.inf
         while not self.ended.is_set():
             started = time.monotonic()
-            if started >= due and started - self.asked < INTEREST:
+            if started >= due and (self._is_asked() or not self.searched.is_set()):
                 self._search()
                 due = time.monotonic() + max(SEARCH, 9 * (time.monotonic() - started))
             started = time.monotonic()
@@ -200,6 +200,10 @@ class Library:
                 with self.work:
                     self.work.wait(min(max(due - time.monotonic(), 0.05), SEARCH))
 
+    def _is_asked(self) -> bool:
+        """Return whether somebody looks at the list."""
+        return time.monotonic() - self.asked < INTEREST
+
     def _read_some(self, until: float) -> bool:
         """Read until a time, first what pages look at; return whether there was anything to read."""
         with self.lock:
@@ -208,7 +212,7 @@ class Library:
             self._read(waiting[-1], until)
             return True
         has_read = False
-        while time.monotonic() < until and (run := self._next()) is not None:
+        while self._is_asked() and time.monotonic() < until and (run := self._next()) is not None:
             run.look(self.tree, until, far=True)
             has_read = True
         return has_read
