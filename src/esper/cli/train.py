@@ -2,8 +2,6 @@
 
 import json as json_module
 import shlex
-import signal
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,7 +12,6 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import torch
@@ -29,6 +26,7 @@ from esper.cli.console import literal_console, show_exam
 from esper.cli.exam import cost
 from esper.cli.flags import Flag, optional
 from esper.cli.report import write_report
+from esper.cli.stopping import Stop, stopping
 from esper.exam.arms import ARMS, always
 from esper.exam.config import QUICK
 from esper.exam.holding import held_one_by_one
@@ -296,7 +294,7 @@ def numbered(report: UpdateReport, first: int) -> UpdateReport:
     )
 
 
-def prepared(folder: RunFolder, stage: Recipe, at: Position, console: Console, stop: "Stop") -> Training | None:
+def prepared(folder: RunFolder, stage: Recipe, at: Position, console: Console, stop: Stop) -> Training | None:
     """Return a stage's training as it is before its first update; what has happened until then is written down.
 
     If it is None, or the run is to stop, this was interrupted: a resumed run does it again.
@@ -314,7 +312,7 @@ def needs_warm_start(stage: Recipe) -> bool:
     return bool(stage.warm_start.plans or stage.warm_start.run)
 
 
-def measure_never(folder: RunFolder, training: Training, console: Console, stop: "Stop") -> None:
+def measure_never(folder: RunFolder, training: Training, console: Console, stop: Stop) -> None:
     """Measure J of hosts that never grow, on the fleets of a training, and write it down."""
     total, decisions = sum(env.setting.episode for env in training.fleets.envs), count()
     with shown_progress("hosts that never grow", console, stop) as progress:
@@ -323,7 +321,7 @@ def measure_never(folder: RunFolder, training: Training, console: Console, stop:
     folder.write_start(**start)
 
 
-def warm_start(folder: RunFolder, stage: Recipe, at: Position, console: Console, stop: "Stop") -> Training:
+def warm_start(folder: RunFolder, stage: Recipe, at: Position, console: Console, stop: Stop) -> Training:
     """Return a stage's training with a controller that has its first weights, and write down what they have cost."""
     started, run = time.perf_counter(), stage.warm_start.run
     spent = folder.start() if at.before else asdict(cost([RunFolder.open(folder_of(run))] if run else []))
@@ -335,7 +333,7 @@ def warm_start(folder: RunFolder, stage: Recipe, at: Position, console: Console,
     return training
 
 
-def finish(folder: RunFolder, asked: Recipe, controller: Controller, console: Console, stop: "Stop") -> None:
+def finish(folder: RunFolder, asked: Recipe, controller: Controller, console: Console, stop: Stop) -> None:
     """Hold the preliminary exam, if the recipe wants one, and write the controller: with it the run is done."""
     exams: list[ExamReport] = []
     if asked.exam:
@@ -444,49 +442,6 @@ def restored(folder: RunFolder, path: Path, training: Training) -> tuple[Trainin
     if start != folder.start():
         folder.write_start(**start)
     return training, -float("inf") if notes["best"] is None else float(notes["best"])
-
-
-class Stop:
-    """Whether a signal has asked a run to stop, and the phase that it interrupted."""
-
-    def __init__(self) -> None:
-        self.asked = self.interrupts = False
-        self.phase = ""
-
-    def __call__(self) -> bool:
-        return self.asked
-
-    def hear(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: stop after the update at hand; at once if asked twice, or where nothing would be lost."""
-        again, self.asked = self.asked, True
-        if again or self.interrupts:
-            raise KeyboardInterrupt
-        print("stopping after this update; once more to stop at once", file=sys.stderr, flush=True)
-
-    @contextmanager
-    def at_once(self, phase: str) -> Iterator[None]:
-        """Let a signal end what happens in here at once: a resumed run does it again."""
-        self.interrupts = True
-        try:
-            yield
-        except KeyboardInterrupt:
-            self.phase = phase
-        finally:
-            self.interrupts = False
-
-
-@contextmanager
-def stopping() -> Iterator[Stop]:
-    """Let Ctrl-C and SIGTERM stop a run after the update at hand; a second signal stops it at once."""
-    stop = Stop()
-    before = {number: signal.signal(number, stop.hear) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    except KeyboardInterrupt:
-        raise EsperError("stopped in the middle of an update; resume goes on from the last checkpoint") from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

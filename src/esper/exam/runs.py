@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from esper.exam.records import Life
 from esper.exam.statistics import Values
@@ -185,8 +186,16 @@ class EpisodeRecorder:
                 **{"contribution": final.vitals.contribution, "legal": before.signals.legal.any(-1)},
             }
             self.epochs.append({name: value[self.hosts].cpu() for name, value in values.items()})
-            asked = self.policy.probabilities(self.hosts, actions) if isinstance(self.policy, LearnedPolicy) else {}
-            self.probabilities.append({head: asked[head].cpu() for head in RECORDED_HEADS if head in asked})
+            self.probabilities.append(self._probabilities(actions))
+
+    @torch.no_grad()
+    def _probabilities(self, actions: Int[Tensor, "N H"]) -> dict[Head, Tensor]:
+        """Return the probabilities of all choices in the last decision, given those made; none of a rule."""
+        if not isinstance(self.policy, LearnedPolicy):
+            return {}
+        seen, memory = tree_map(lambda x: x[self.hosts], self.policy.last)
+        found = self.policy.controller.probabilities(seen, memory, actions[self.hosts])
+        return {head: found[head].cpu() for head in RECORDED_HEADS}
 
     def episodes(self) -> list[tuple[EpochReport, ...]]:
         """Return the first episode of each recorded host, epoch by epoch."""

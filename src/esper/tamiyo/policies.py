@@ -13,7 +13,7 @@ from esper.leyline.actions import TWIN, ActionSpace, Head, Op
 from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage
 from esper.leyline.state import Setting
-from esper.tamiyo.features import Features, View
+from esper.tamiyo.features import View
 from esper.tamiyo.heads import masked, sample
 from esper.tamiyo.network import Controller, HiddenState, Observation, describe, look, num_draws
 
@@ -446,22 +446,6 @@ class LearnedPolicy:
         with torch.no_grad():
             choice, self.memory = self.controller.act(seen, self.memory, even)
         return choice.action
-
-    def probabilities(self, hosts: Int[Tensor, " M"], actions: Int[Tensor, "N H"]) -> dict[Head, Float[Tensor, "M C"]]:
-        """Return what the controller thought of every choice of each head in the last decision, for some hosts.
-
-        Args:
-            hosts: Indices of the hosts.
-            actions: The actions that were chosen for all hosts: each head is asked given the choices before it.
-
-        Returns:
-            The probability of every choice by head. Nothing that the next decision depends on changes.
-        """
-        seen, memory = self.last
-        features = Features(*(x[hosts] for x in seen.features))
-        about = Observation(features, *(x[hosts] for x in seen[1:]))
-        with torch.no_grad():
-            return self.controller.probabilities(about, HiddenState(*(x[hosts] for x in memory)), actions[hosts])
 
 
 class SideBySide:

@@ -1,0 +1,52 @@
+"""Let signals stop a run without losing anything."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from esper.leyline.errors import EsperError
+
+
+class Stop:
+    """Whether a signal has asked a run to stop, and the phase that it interrupted."""
+
+    def __init__(self) -> None:
+        self.asked = self.interrupts = False
+        self.phase = ""
+
+    def __call__(self) -> bool:
+        return self.asked
+
+    def hear(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: stop after the update at hand; at once if asked twice, or where nothing would be lost."""
+        again, self.asked = self.asked, True
+        if again or self.interrupts:
+            raise KeyboardInterrupt
+        print("stopping after this update; once more to stop at once", file=sys.stderr, flush=True)
+
+    @contextmanager
+    def at_once(self, phase: str) -> Iterator[None]:
+        """Let a signal end what happens in here at once: a resumed run does it again."""
+        self.interrupts = True
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.phase = phase
+        finally:
+            self.interrupts = False
+
+
+@contextmanager
+def stopping() -> Iterator[Stop]:
+    """Let Ctrl-C and SIGTERM stop a run after the update at hand; a second signal stops it at once."""
+    stop = Stop()
+    before = {number: signal.signal(number, stop.hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    except KeyboardInterrupt:
+        raise EsperError("stopped in the middle of an update; resume goes on from the last checkpoint") from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
