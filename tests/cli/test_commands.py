@@ -106,6 +106,7 @@ FLAGS = {
     "train": "--run-dir --rng-seed --device --log --json",
     "resume": "--log --json",
     "watch": "--once --every",
+    "ui": "--port --host --token --open --no-open",
     "report": "",
     "exam": "--tasks --images --text --plan --budgeted --quick --device --memory-budget --out --json --hosts --rates"
     " --tuned-on --plans --thorough --no-thorough --final --no-final --price --recorded",

@@ -39,11 +39,11 @@ class Ui:
         Path | None, Positional, arg(metavar="[FOLDER]", help_behavior_hint="(default: runs/, or the current folder)")
     ] = None
     """Folder with runs or growth logs, at any depth; or that of one run."""
-    port: int = 8266
+    port: Annotated[int, arg(metavar="NUMBER")] = 8266
     """Port of the page; 0 takes any free one."""
-    host: str = "127.0.0.1"
+    host: Annotated[str, arg(metavar="HOSTNAME")] = "127.0.0.1"
     """Address to answer at. Any other than this machine's own needs --token."""
-    token: Annotated[str | None, optional("TEXT", "none")] = None
+    token: Annotated[str | None, optional("SECRET", "none")] = None
     """What a visitor must know: part of the address that is printed."""
     open: Annotated[bool, arg(help_behavior_hint="(default: in a terminal with a desktop)")] = field(
         default_factory=has_desktop

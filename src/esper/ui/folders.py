@@ -1,7 +1,7 @@
 """Find run folders and growth logs below one folder, and open their files without ever leaving it.
 
 Everything is opened relative to the folder above it, symbolic links are not followed, and only regular files are read:
-whoever can write into the folder cannot make the server read, or wait for, anything else.
+somebody who can write into the folder cannot make the server read, or wait for, anything else.
 """
 
 import json

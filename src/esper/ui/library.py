@@ -36,7 +36,7 @@ BY_CONTENT = ("best", "updates")
 
 @dataclass(eq=False)
 class Opened:
-    """A log that a page looks at, with a lock for whoever reads it or shows it."""
+    """A log that a page looks at, with a lock for those who read it or show it."""
 
     run: Run
     log: Log
