@@ -3,7 +3,8 @@
 from functools import cache
 
 import pytest
-from torch.utils._pytree import tree_map
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from esper.simic import RewardConfig
 from esper.simic.rollout import Rollout, collect
@@ -36,7 +37,7 @@ def rollouts():
     """Two consecutive rollouts of seven hosts and seven decisions, and the controller that acted."""
 
     def copied(recurrent: bool = True) -> tuple[Rollout, Rollout, Controller]:
-        first, second = tree_map(lambda x: x.clone(), _collected(recurrent))
+        first, second = tree_map_only(Tensor, lambda x: x.clone(), _collected(recurrent))
         return first, second, controller_for(recurrent)
 
     return copied
