@@ -190,3 +190,11 @@ def test_a_recipe_may_hold_anything(tmp_path):
     assert [row["title"] for row in rows] == ["", "<b> ", "", "", ""]
     assert {row["of"] for row in rows} == {None}
     assert {row["state"] for row in rows} == {"stopped"}
+
+
+def test_a_run_that_comes_back_is_no_longer_damaged(tmp_path):
+    run = write_run(tmp_path / "run", [0.5])
+    asker = Asker(tmp_path)
+    for away, state in {True: "damaged", False: "stopped"}.items():
+        run.rename(tmp_path / "away") if away else (tmp_path / "away").rename(run)
+        assert [row["state"] for row in asker.listed()] == [state]

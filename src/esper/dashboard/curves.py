@@ -89,8 +89,10 @@ class Curves:
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit + limit % 2
-        self.width, self.filled = 1, 0
-        # reports of a bucket, and of the last one
+        self.width = 1
+        """Reports of a bucket."""
+        self.filled = 0
+        """Reports of the last bucket so far."""
         self.x = array("Q")
         """The last update of each bucket."""
         self.low, self.high = array("d"), array("d")

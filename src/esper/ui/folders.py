@@ -30,8 +30,9 @@ DEEPEST, MOST_FOLDERS, MOST_ENTRIES = 8, 100_000, 2_000_000
 """Bounds of the search for runs: levels, folders, and files and folders together."""
 MOST_BYTES = 4 << 20
 """Largest file that is read as a whole, besides exams."""
-SAFELY = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-SAFELY |= getattr(os, "O_NOCTTY", 0)
+SAFELY = os.O_RDONLY
+for flag in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY"):
+    SAFELY |= getattr(os, flag, 0)  # Windows has none of them, and is refused below
 Kind = Literal["run", "growth"]
 
 

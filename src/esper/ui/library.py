@@ -22,6 +22,8 @@ SEARCH = 1.0
 """Least seconds between two searches for runs; they take at most a tenth of the time."""
 INTEREST = 10.0
 """Seconds after the list was last looked at in which it is kept up to date."""
+FIRST = 100
+"""Runs that are listed before the first search has ended."""
 OPENED = 16
 """Logs that are held in memory: curves, indices of gardens and lives."""
 SORTS: dict[str, Callable[[Run], Any]] = {
@@ -178,8 +180,8 @@ class Library:
             run = self.runs.get(place.id) or Run(place, self.tree.named(place))
             found[run.id] = run
             run.glance(self.tree)
-            if not self.searched.is_set():
-                self.runs = {**self.runs, run.id: run} if len(found) < 100 else self.runs
+            if not self.searched.is_set() and len(found) <= FIRST:
+                self.runs = dict(found)
             if self.ended.is_set():
                 return
         self.runs = found

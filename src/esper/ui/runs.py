@@ -233,7 +233,7 @@ class Run:
         self.seen = 0
         """When the last of its files was written, in nanoseconds since 1970."""
         self.problem: str | None = None
-        """What is wrong with the log."""
+        """What is wrong with the folder or the log; it is tried again at every look."""
 
     def glance(self, tree: Tree) -> None:
         """Look only at when its files were written, for the order of the list."""
@@ -245,12 +245,13 @@ class Run:
     def look(self, tree: Tree, until: float, far: bool = False) -> None:
         """Bring everything up to date: a long log by samples, or, if `far`, by reading until a time."""
         with self.lock:
+            problem = None
             try:
                 with tree.open(self.place.parts) as folder:
                     self._look(folder, until, far)
             except (FileError, OSError) as error:
-                self.problem = sentence(error)
-            self.is_known = True
+                problem = sentence(error)
+            self.problem, self.is_known = problem, True
 
     def _look(self, folder: Folder, until: float, far: bool) -> None:
         before, self.stamps = self.stamps, stamps(folder)
@@ -261,10 +262,9 @@ class Run:
             self.header = header(folder, self.kind)
         stamp = self.stamps[self.log_name]
         if stamp is None:
-            self.problem, self.sample = None, None
+            self.sample = None
             self.log.advance(folder, until)
-        elif self.log_name in changed or not self.is_exact:
-            self.problem = None
+        elif self.log_name in changed or not self.is_exact or self.problem is not None:
             is_near = stamp.size - self.log.tail.offset <= NEAR
             if far or is_near:
                 self.log.advance(folder, until)
