@@ -43,7 +43,7 @@ def test_a_topology_from_scratch_is_its_own_hosts():
 def test_growth_is_replayed_on_other_hosts_for_every_training():
     one = sitting(AT_ONE_RATE)
     ours = one.play("ours", [Never(), Never()], 1e-2)
-    again = [run.outcome.score for run in replay(one, Played([], ours, {}, list)).runs]
+    again = [run.outcome.score for run in replay(one, Played([Never(), Never()], ours, {}, list)).runs]
     for n, scores in enumerate(again):
         alone = evaluate(one.hosts.env(3, 1, Band.OTHERS + n, [1e-2], test=True), Never(), 0.02)
         assert torch.equal(scores, alone.score)

@@ -126,14 +126,14 @@ def test_the_learning_rate_follows_the_share_that_is_spent():
 
 
 def test_an_epoch_pauses_where_it_is_asked_to():
-    """Four steps an epoch of 10 FLOPs, and pauses at 25 and 70: to the nearest step, and not right behind one."""
+    """Four steps an epoch of 10 FLOPs, and pauses at 25 and 70: with the step that reaches them."""
     budget = torch.tensor([100.0] * 7, dtype=torch.float64)
     spent = torch.tensor([0.0, 20.0, 24.0, 30.0, 60.0, 66.0, 95.0], dtype=torch.float64)
     one, none = torch.ones(7).long(), torch.zeros(7).long()
     pauses = torch.tensor([[25.0], [70.0]], dtype=torch.float64).expand(2, 7)
     pace = paced(Clock(budget, 5, 4, pauses=pauses), spent, EpochCost(2 * one, none, one, none), none)
-    assert pace.steps.tolist() == [2, 4, 4, 4, 1, 3, 1]
-    assert pace.is_last.tolist() == [False, False, False, False, False, True, True]
+    assert pace.steps.tolist() == [3, 1, 1, 4, 1, 1, 1]
+    assert pace.is_last.tolist() == [False, False, False, False, False, False, True]
     late = torch.tensor([[97.0]], dtype=torch.float64).expand(1, 7)
     pace = paced(Clock(budget, 5, 4, pauses=late), spent, EpochCost(2 * one, none, one, none), none)
     assert pace.is_last.tolist() == [False, False, False, False, True, True, True], "the end is no pause"

@@ -64,7 +64,7 @@ def test_what_is_loaded_is_what_was_saved(tmp_path):
     for _ in range(2):
         training.step()
     training.watch.starved["tempo"], training.watch.alert = 4, 2
-    training.watch.explored["tempo"] = not again.watch.explored["tempo"]
+    training.watch.since["tempo"], training.watch.astray = 7, 1
     training.fleets.envs[0].state.births.add_(3)
     save_training_run(tmp_path / "first", training)
     load_training_run(tmp_path / "first", again)

@@ -168,7 +168,7 @@ ARMS: tuple[Arm, ...] = (
         name=probing.PROBE,
         does="tries each doubling on a copy, keeps the better, and pays for both",
         play=probing.probe,
-        when=with_twins,
+        when=probing.with_room_for_a_trial,
     ),
     Arm(name="replay", does="the actions of the policy on other hosts", play=derived.replay, when=thorough),
     Arm(

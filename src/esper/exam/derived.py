@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from esper.exam.runs import ArmResult, Replay, run_arm
 from esper.exam.sitting import Played, Sitting
+from esper.exam.sizes import resized
 from esper.exam.verdicts import NEVER, RIGHT_SIZE
 from esper.leyline.state import SlotState
 from esper.simic.evaluation import evaluate
@@ -56,7 +56,7 @@ def grown_on_tuning_hosts(sitting: Sitting, policies: Sequence[Policy], lr: floa
     """Return the topologies that each training of a policy grows on its tuning hosts."""
     hosts, found = sitting.tuner.shared_by(len(policies)), []
     for n, policy in enumerate(policies):
-        env = sitting.hosts.tuning(hosts, [lr], training=n)
+        env = sitting.hosts.charged(sitting.hosts.tuning(hosts, [lr], training=n), [policy])
         found.append(run_arm(env, policy, sitting.rent, sitting.rng_seed).topology)
     return found
 
@@ -78,14 +78,14 @@ def replay(sitting: Sitting, played: Played) -> ArmResult:
     sitting.tell("replay")
     ours, runs = played.ours, []
     for n, run in enumerate(ours.runs):
-        runs.append(sitting.run(sitting.hosts.others(ours.lr, training=n), Replay(run.actions), "replay"))
+        env = sitting.hosts.charged(sitting.hosts.others(ours.lr, training=n), [played.policies[n]])
+        runs.append(sitting.run(env, Replay(run.actions), "replay"))
     return ArmResult("replay", runs, ours.episode, ours.lr, paired=False)
 
 
 def right_size(sitting: Sitting, played: Played) -> ArmResult:
     """Train hosts of the teacher's shape, which pay rent for their size beyond the bare host's."""
-    shape = replace(sitting.fleet, host="mlp", widths=(int(sitting.facts["teacher_width"]),))
-    taught = sitting.in_shape(shape)
+    taught = resized(sitting, (int(sitting.facts["teacher_width"]),), host="mlp")
     (lr,) = taught.tuner.tuned([[Never()]])
     arm = taught.play(RIGHT_SIZE, [Never()], lr)
     size, bare = (s.hosts.example.fleet.trunk.layout.num_parameters for s in (taught, sitting))

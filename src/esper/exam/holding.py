@@ -12,14 +12,15 @@ from esper.exam.derived import grown_on_tuning_hosts
 from esper.exam.records import Background, ExamReport, Life
 from esper.exam.runs import ArmResult
 from esper.exam.sitting import Played, Sitting
-from esper.exam.sizes import step_cost
 from esper.exam.tuning import Choices, Tell
 from esper.exam.verdicts import Circumstances, compare_arms
-from esper.kasmina.cost import PassCost
 from esper.leyline.errors import EsperError
 from esper.recipes.config import FleetConfig, Recipe
 from esper.tamiyo.policies import Policy
 from esper.tolaria import Engine
+
+ROUNDING = 1e-5
+"""Error of a sum of FLOPs, as a share of the budget."""
 
 
 def hold_exam(
@@ -80,21 +81,19 @@ def hold(
     sitting: Sitting, policies: Sequence[Policy], arms: Sequence[Arm], background: Background = Background()
 ) -> tuple[ExamReport, list[Life]]:
     """Play all arms of one exam, and return the verdicts and some episodes."""
-    tuner, others = sitting.tuner, dict[str, ArmResult]()
+    tuner, others, life = sitting.tuner, dict[str, ArmResult](), sitting.hosts.example.life()
+    budget = None if life is None else float(life[0])
     rivals = {arm.name: arm.policy(sitting) for arm in arms if arm.policy is not None}
     for (name, rival), lr in zip(rivals.items(), tuner.tuned([[rival] for rival in rivals.values()]), strict=True):
-        others[name] = sitting.play(name, [rival], lr)
+        others[name] = require_equal_compute(budget, sitting.play(name, [rival], lr))
     (lr,) = tuner.tuned([policies])
-    ours = sitting.play(policies[0].name, policies, lr)  # last: the first to need a kernel waits for its compilation
+    # last: the first to need a kernel waits for its compilation
+    ours = require_equal_compute(budget, sitting.play(policies[0].name, policies, lr))
     lives = [life for arm in (ours, *others.values()) for life in arm.runs[0].lives]
     played = Played(policies, ours, others, cache(lambda: grown_on_tuning_hosts(sitting, policies, ours.lr)))
     for arm in arms:
         if arm.play is not None:
-            others[arm.name] = arm.play(sitting, played)
-    budget = None
-    if (life := sitting.hosts.example.life()) is not None:
-        budget = float(life[0])
-        require_equal_compute(budget, dearest_step(sitting), [ours, *others.values()])
+            others[arm.name] = require_equal_compute(budget, arm.play(sitting, played))
     sitting.hosts.places.fleet = None  # the next fleet needs the memory
     data = "test" if sitting.config.final else "validation"
     given = Circumstances(data, sitting.fleet.variant, sitting.unseen, tuner.grid, background, budget)
@@ -102,28 +101,19 @@ def hold(
     return compare_arms(fleet, sitting.rent, ours, list(others.values()), sitting.rng_seed, given), lives
 
 
-def require_equal_compute(budget: float, step: float, arms: Sequence[ArmResult]) -> None:
-    """Raise an error if an arm of an exam on a budget has spent more or less than that, by more than a step.
+def require_equal_compute(budget: float | None, arm: ArmResult) -> ArmResult:
+    """Return an arm of an exam; on a budget, raise an error if it has spent more or less by more than a step.
 
     Hosts that failed have ended early, and do not count.
     """
-    for arm in arms:
-        for run in arm.runs:
-            off = (run.outcome.flops.double() - budget).abs().where(run.outcome.sick == 0, 0.0)
-            if bool((off > step).any()):
-                raise EsperError(
-                    f"arm {arm.name!r} spent {float(off.max()) / budget:.2%} more or less than the budget on a host:"
-                    " arms of an exam on a budget must spend the same, to the step"
-                )
-
-
-def dearest_step(sitting: Sitting) -> float:
-    """Return the FLOPs of one step of a host with the dearest seed in every slot, or of one host of each fixed size."""
-    fleet = sitting.hosts.example.fleet
-    dearest = dict(zip(PassCost._fields, fleet.costs.seeds.amax((2, 3)), strict=True))
-    grown = fleet.costs.host.train + int((dearest["train"] + dearest["alone"] + fleet.costs.rest_through).sum())
-    sizes = [step_cost(sitting, widths) for widths in sitting.fleet.sizes]
-    return fleet.config.batch_size * max(grown, sum(sizes))
+    for run in arm.runs:
+        off = (run.outcome.flops.double() - (budget or 0.0)).abs().where(run.outcome.sick == 0, 0.0)
+        if budget is not None and bool((off > run.step + ROUNDING * budget).any()):
+            raise EsperError(
+                f"arm {arm.name!r} spent {float(off.max()) / budget:.2%} more or less than the budget on a host:"
+                " arms of an exam on a budget must spend the same, to the step"
+            )
+    return arm
 
 
 def within_memory(engine: Engine) -> Engine:

@@ -9,6 +9,7 @@ import torch
 from esper.exam.config import ExamConfig
 from esper.leyline.state import Split
 from esper.recipes.config import Band, FleetConfig, Places
+from esper.tamiyo.policies import Policy
 from esper.tolaria import Engine, FleetEnv
 
 AROUND = (0.5, 1.0, 2.0)
@@ -25,6 +26,15 @@ class Hosts:
         """An env with one host."""
         self.at_once = 2048 if self.example.fleet.device.type == "cuda" else 512
         """Most hosts to train at once when many policies are tried."""
+
+    @staticmethod
+    def charged(env: FleetEnv, policies: Sequence[Policy]) -> FleetEnv:
+        """Let only hosts whose policy looks at contributions pay for measuring them; host n follows policy n modulo
+        their number."""
+        reads = [getattr(policy, "reads_contributions", True) for policy in policies]
+        hosts = env.fleet.num_hosts // len(reads)
+        env.charges_measuring = torch.tensor(reads, device=env.fleet.device).repeat(hosts)
+        return env
 
     @property
     def name(self) -> str:
@@ -66,7 +76,9 @@ class Hosts:
 
     def tournament(self, hosts: int, group: int, round: int) -> FleetEnv:
         """Build the env of one round of a search for plans, at several learning rates."""
-        return self.around.env(hosts, group, Band.PLANS + round)
+        env = self.around.env(hosts, group, Band.PLANS + round)
+        env.charges_measuring = False  # plans do not look at contributions
+        return env
 
     @cached_property
     def around(self) -> Places:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 
 from esper.exam.records import Life
 from esper.exam.statistics import Values
+from esper.kasmina.cost import epoch_cost
 from esper.leyline.actions import Head, Op
 from esper.leyline.lifecycle import Stage
 from esper.leyline.reports import EpochReport, SlotReport
@@ -21,7 +22,7 @@ from esper.simic.evaluation import Outcome, Tally
 from esper.simic.lives import Transition, episode
 from esper.simic.rewards import objective
 from esper.tamiyo.features import View
-from esper.tamiyo.policies import FixedPlan, LearnedPolicy, Policy
+from esper.tamiyo.policies import ROUNDING, FixedPlan, LearnedPolicy, Policy
 from esper.tolaria import FleetEnv
 
 
@@ -37,6 +38,8 @@ class ArmRun(NamedTuple):
     """Slots of every host when its episode ended."""
     seconds: float
     """Wall-clock seconds, all hosts together."""
+    step: float = 0.0
+    """FLOPs of the dearest host's last step, on a budget: no host spends more or less by more than this."""
 
 
 class ArmResult(NamedTuple):
@@ -82,7 +85,14 @@ def run_arm(
     seconds = time.perf_counter() - started
     task, kind, name = env.fleet.task.name, env.fleet.spec.label, name or policy.name
     lives = [Life(task, kind, name, host, epochs) for host, epochs in enumerate(recorder.episodes())]
-    return ArmRun(tally.outcome, lives, recorder.actions, recorder.final, seconds)
+    return ArmRun(tally.outcome, lives, recorder.actions, recorder.final, seconds, last_step(env, recorder.final))
+
+
+def last_step(env: FleetEnv, final: SlotState) -> float:
+    """Return the FLOPs of one training step of the dearest host, with these slots; 0 without a budget."""
+    if env.config.budget is None:
+        return 0.0
+    return env.fleet.config.batch_size * float(epoch_cost(env.fleet.costs, final).step.max())
 
 
 class Traced(NamedTuple):
@@ -95,12 +105,25 @@ class Traced(NamedTuple):
     outcome: Outcome
     topology: SlotState
     seconds: float
+    step: float = 0.0
+    """FLOPs of the dearest host's last step."""
 
     def at(self, share: float) -> Float[Tensor, " N"]:
-        """Return J after the last decision that had spent no more than a share of the budget; after the first, if all
-        had."""
-        last = ((self.spent <= share + 1e-9).sum(0) - 1).clamp(min=0)
-        return self.objective.gather(0, last[None])[0]
+        """Return J when a share of the budget, at which epochs end, had been spent; −inf if the host had failed."""
+        has_failed = (self.outcome.sick > 0) & (self.reached(share) == self.reached(torch.inf))
+        return self._then(self.objective, share).masked_fill(has_failed, -torch.inf)
+
+    def spent_at(self, share: float) -> Float[Tensor, " N"]:
+        """Return what had been spent then, to the step, as a share of the budget."""
+        return self._then(self.spent, share)
+
+    def reached(self, share: float) -> Int[Tensor, " N"]:
+        """Return the decision after which a share of the budget had been spent; the last, if it never was."""
+        last = self.spent.isfinite().sum(0) - 1
+        return torch.minimum((self.spent < share - ROUNDING).sum(0), last)
+
+    def _then(self, values: Float[Tensor, "T N"], share: float) -> Float[Tensor, " N"]:
+        return values.gather(0, self.reached(share)[None])[0]
 
     def paying(self, price: float, outcome: Outcome) -> "Traced":
         """Return the trace of hosts that pay a price throughout, and their outcome with it."""
@@ -120,7 +143,8 @@ def run_traced(env: FleetEnv, policy: Policy, rent: float, rng_seed: int = 0) ->
         tally.add(transition)
         recorder.add(transition)
     seconds = time.perf_counter() - started
-    return Traced(torch.stack(spent), torch.stack(worth), tally.outcome, recorder.final, seconds)
+    step = last_step(env, recorder.final)
+    return Traced(torch.stack(spent), torch.stack(worth), tally.outcome, recorder.final, seconds, step)
 
 
 class Replay:

@@ -64,7 +64,8 @@ class Sitting:
     def play(self, name: str, policies: Sequence[Policy], lr: float, episode: int | None = None) -> ArmResult:
         """Play all trainings of one policy, one after the other, on the hosts that count."""
         self.tell(f"{name} on the hosts that count")
-        runs = [self.run(self.hosts.scored(lr, episode), policy, name) for policy in policies]
+        envs = (self.hosts.charged(self.hosts.scored(lr, episode), [policy]) for policy in policies)
+        runs = [self.run(env, policy, name) for env, policy in zip(envs, policies, strict=True)]
         plan = policies[0] if isinstance(policies[0], FixedPlan) else None
         searched = plan.searched if isinstance(plan, ChosenPlan) else 0
         epochs = episode or self.fleet.env.decisions

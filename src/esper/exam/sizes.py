@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
-from esper.exam.runs import ArmResult, ArmRun, run_traced
+from esper.exam.runs import ArmResult, ArmRun, Traced, run_traced
 from esper.exam.sitting import Played, Sitting
 from esper.kasmina.cost import host_cost
 from esper.kasmina.host import num_parameters
@@ -27,17 +29,15 @@ def name_of(widths: Sequence[int]) -> str:
     return f"fixed {f'{len(widths)} × {widths[0]}' if same else '-'.join(map(str, widths))}"
 
 
-def resized(sitting: Sitting, widths: tuple[int, ...], share: float = 1.0) -> Sitting:
-    """Return a sitting with hosts of another size that spend a share of the same FLOPs."""
-    env, bare = sitting.fleet.env, sitting.hosts.example.fleet.spec
-    assert env.budget is not None
-    epochs = env.budget * share * host_cost(bare).train / step_cost(sitting, widths)
-    return sitting.in_shape(replace(sitting.fleet, widths=widths, slots=1, env=replace(env, budget=epochs)))
-
-
-def step_cost(sitting: Sitting, widths: tuple[int, ...]) -> int:
-    """Return the FLOPs of training hosts of another size on one example."""
-    return host_cost(replace(sitting.hosts.example.fleet.spec, widths=widths, slots=1)).train
+def resized(sitting: Sitting, widths: tuple[int, ...], share: float = 1.0, host: str | None = None) -> Sitting:
+    """Return a sitting with hosts of another size, or kind; on a budget, they spend a share of the same FLOPs."""
+    fleet = replace(sitting.fleet, widths=widths, host=host or sitting.fleet.host)
+    if (budget := fleet.env.budget) is None:
+        return sitting.in_shape(fleet)
+    bare = sitting.hosts.example.fleet.spec
+    size = host_cost(replace(bare, kind=fleet.host, widths=widths, slots=1)).train
+    env = replace(fleet.env, budget=budget * share * host_cost(bare).train / size)
+    return sitting.in_shape(replace(fleet, slots=1, env=env))
 
 
 def growth_of(sitting: Sitting, widths: tuple[int, ...]) -> float:
@@ -106,33 +106,51 @@ def sweep(sitting: Sitting, played: Played) -> ArmResult:
     For every host that counts, one of each size is trained. The budget of one host is divided evenly over the rounds,
     and that of a round evenly over the sizes that are left in it; after each round the better half goes on, by J on the
     validation data. The last one left has spent the sum of its parts, and its learning rate follows the share of that
-    sum. All sizes together have spent one budget.
+    sum. All sizes together have spent one budget, to a step of each.
     """
     sitting.tell(f"{SWEEP} on the hosts that count")
     sizes, left = sitting.fleet.sizes, rungs(len(sitting.fleet.sizes))
     parts = [1 / (len(left) * count) for count in left]
     ends = [sum(parts[: n + 1]) / sum(parts) for n in range(len(parts))]
-    traces, steps = [], []
+    traces, lives = [], []
     for widths, (lr, _) in zip(sizes, tried(sitting), strict=True):
-        other = resized(sitting, widths, sum(parts))
-        traces.append(run_traced(other.hosts.scored(lr), Never(), sitting.rent, sitting.rng_seed))
-        growth = growth_of(sitting, widths)
-        traces[-1] = traces[-1].paying(sitting.rent * math.log1p(growth), priced(sitting, traces[-1].outcome, growth))
-        steps.append(sitting.fleet.train.batch_size * step_cost(sitting, widths))
-    alive = torch.ones(len(sizes), sitting.config.hosts, dtype=torch.bool, device=traces[0].spent.device)
-    whole = torch.stack([trace.outcome.flops for trace in traces])
-    per_step = torch.tensor(steps, device=whole.device)[:, None]
-    spent = torch.zeros_like(whole[0])
-    for end, count in zip(ends, [*left[1:], 0], strict=True):
-        worth = torch.stack([trace.at(end) for trace in traces]).masked_fill(~alive, -torch.inf)
-        going_on = torch.zeros_like(alive).scatter(0, worth.topk(max(count, 1), dim=0).indices, value=True)
-        leaving = alive & ~going_on if count else alive
-        spent += ((whole * end / per_step).round() * per_step * leaving).sum(0)
-        alive = going_on
-    chosen = alive.float().argmax(0)
+        env = resized(sitting, widths, sum(parts)).hosts.scored(lr)
+        env.pause_at(ends[:-1])
+        trace, growth = run_traced(env, Never(), sitting.rent, sitting.rng_seed), growth_of(sitting, widths)
+        traces.append(trace.paying(sitting.rent * math.log1p(growth), priced(sitting, trace.outcome, growth)))
+        life = env.life()
+        assert life is not None
+        lives.append(life)
+    chosen, spent, failed = halved(traces, torch.stack(lives), ends, left)
     fields = zip(*(trace.outcome for trace in traces), strict=True)
     outcome = Outcome(*(torch.stack(values).gather(0, chosen[None])[0] for values in fields))
-    seconds = sum(trace.seconds for trace in traces)
-    run = ArmRun(outcome._replace(flops=spent), [], [], traces[0].topology, seconds)
+    outcome = outcome._replace(flops=spent, sick=failed.to(outcome.sick))
+    seconds, step = sum(trace.seconds for trace in traces), sum(trace.step for trace in traces)
+    run = ArmRun(outcome, [], [], traces[0].topology, seconds, step)
     lr = float(torch.tensor([rate for rate, _ in tried(sitting)])[chosen.cpu()].mean())
     return ArmResult(SWEEP, [run], sitting.fleet.env.decisions, lr, paired=False)
+
+
+def halved(
+    traces: Sequence[Traced], lives: Float[Tensor, "Z N"], ends: Sequence[float], left: Sequence[int]
+) -> tuple[Int[Tensor, " N"], Float[Tensor, " N"], Bool[Tensor, " N"]]:
+    """Return which size is left for every host, what all sizes have spent together, and where one of them failed.
+
+    Args:
+        traces: Training of each size on all hosts.
+        lives: FLOPs of these trainings as a whole.
+        ends: Share of its training that a size has behind it after each round.
+        left: Number of sizes in each round.
+    """
+    going = torch.ones_like(lives, dtype=torch.bool)
+    spent, failed = torch.zeros_like(lives[0]), torch.zeros_like(going[0])
+    for end, count in zip(ends, [*left[1:], 0], strict=True):
+        worth = torch.stack([trace.at(end) for trace in traces])
+        failed |= ((worth == -torch.inf) & going).any(0)
+        ranked = worth.clamp(min=-1.0e30).masked_fill(~going, -torch.inf)  # failed ones before those that are out
+        stays = torch.zeros_like(going).scatter(0, ranked.topk(max(count, 1), dim=0).indices, value=True)
+        leaves = going & ~stays if count else going
+        paid = torch.stack([trace.spent_at(end) for trace in traces]) * lives
+        spent += paid.where(leaves, 0.0).sum(0)
+        going = stays
+    return going.float().argmax(0), spent, failed

@@ -67,7 +67,7 @@ class Tuner:
         for start in range(0, len(policies), at_once):
             each = [policy for policy in policies[start : start + at_once] for _ in self.grid]
             rates = self.grid * (len(each) // len(self.grid))
-            env = self.hosts.tuning(hosts, rates, training, episode)
+            env = self.hosts.charged(self.hosts.tuning(hosts, rates, training, episode), each)
             found += [outcome.objective.mean().item() for outcome in compare(env, each, self.rent, self.rng_seed)]
         return [found[i : i + len(self.grid)] for i in range(0, len(found), len(self.grid))]
 

@@ -123,7 +123,14 @@ def _at_three_rates(hosts: int, *fleets: FleetConfig) -> tuple[FleetConfig, ...]
 
 
 def _chain(
-    task: str, host: str, width: tuple[int, ...], lr: float, budget: float, batch: int = 32, **options: Option
+    task: str,
+    host: str,
+    width: tuple[int, ...],
+    lr: float,
+    budget: float,
+    batch: int = 32,
+    steps: int = 5,
+    **options: Option,
 ) -> FleetConfig:
     """Return hosts whose blocks can be copied, with room for four times as many, on a budget."""
     depths = [tuple(w for w in width for _ in range(times)) for times in (1, 2, 3, 4)]
@@ -135,7 +142,7 @@ def _chain(
         slots=3,
         sizes=tuple(depths),
         hosts=32,
-        train=TrainConfig(lr=lr, batch_size=batch, steps=10),
+        train=TrainConfig(lr=lr, batch_size=batch, steps=steps),
         lifecycle=CHEAP,
         env=EnvConfig(budget=budget, group=8),
     )
@@ -149,18 +156,25 @@ def _perceptron(task: str, width: int, lr: float, budget: float, **options: Opti
     return replace(plain, sizes=sizes, hosts=32, lifecycle=CHEAP, env=env)
 
 
-CHEAP = LifecycleConfig(min_training=0, training=1, lesson_every=2, measure_every=8, measure_fossilized=False)
+CHEAP = LifecycleConfig(min_training=0, training=3, lesson_every=4, measure_every=8, measure_fossilized=False)
 """What lives on a budget spend on silent lessons and on measuring contributions."""
 BUDGETED: dict[str, Callable[[], FleetConfig]] = {
-    "phrases-16": lambda: _chain("phrases", "gpt", (16, 16), 1e-2, budget=60),
-    "phrases-24": lambda: _chain("phrases", "gpt", (24, 24), 1e-2, budget=120, words=128),
-    "glyphs-8": lambda: _chain("glyphs", "resnet", (8, 16), 1e-2, budget=40, variants=6, examples=6000),
-    "glyphs-6": lambda: _chain("glyphs", "resnet", (6, 12), 1e-2, budget=80, variants=10, noise=0.5, examples=6000),
+    "phrases-16": lambda: _chain("phrases", "gpt", (16, 16), 1e-2, budget=120),
+    "phrases-24": lambda: _chain("phrases", "gpt", (24, 24), 1e-2, budget=120, steps=10, words=128),
+    "glyphs-8": lambda: _chain("glyphs", "resnet", (8, 16), 1e-2, budget=80, variants=6, examples=6000),
+    "glyphs-6": lambda: _chain(
+        "glyphs", "resnet", (6, 12), 1e-2, budget=80, steps=10, variants=10, noise=0.5, examples=6000
+    ),
     "spirals-6": lambda: _perceptron("spirals", 6, 4e-2, budget=40),
     "planted-4": lambda: _perceptron("planted", 4, 4e-2, budget=40, inputs=4, classes=8),
-    "phrases-8": lambda: _chain("phrases", "gpt", (8, 8), 2e-2, budget=30, batch=16, words=24, examples=2000),
-    "digits-8": lambda: _chain("digits", "resnet", (8, 8), 1e-2, budget=60, batch=64),
-    "waves-8": lambda: replace(_signals(8, task="waves"), env=EnvConfig(budget=30, group=8), lifecycle=CHEAP),
+    "phrases-8": lambda: _chain("phrases", "gpt", (8, 8), 2e-2, budget=60, batch=16, words=24, examples=2000),
+    "digits-8": lambda: _chain("digits", "resnet", (8, 8), 1e-2, budget=60, batch=64, steps=10),
+    "waves-8": lambda: replace(
+        _signals(8, task="waves"),
+        env=EnvConfig(budget=30, group=8),
+        lifecycle=CHEAP,
+        sizes=((8, 8, 8), (16, 16, 16), (24, 24, 24)),
+    ),
 }
 """Settings on a budget, by name."""
 UNSEEN = ("phrases-8", "digits-8", "waves-8")
@@ -179,7 +193,7 @@ def budgeted(*names: str) -> tuple[FleetConfig, ...]:
 
 def budgeted_text(path: str | Path, width: int = 32) -> FleetConfig:
     """Return the setting on a budget for a text file, read character by character."""
-    plain = _chain("text", "gpt", (width, width), 6e-3, budget=100)
+    plain = _chain("text", "gpt", (width, width), 6e-3, budget=100, steps=10)
     return replace(plain, options=_file(path) | {"validation": 256})
 
 

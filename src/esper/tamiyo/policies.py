@@ -75,6 +75,8 @@ class Rule:
     """A base class of policies without memory: every host waits, unless a subclass decides otherwise."""
 
     name = "rule"
+    reads_contributions = True
+    """Whether it looks at the contributions of seeds, or uses ops that need them."""
 
     def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
         """Prepare for a fleet of fresh hosts."""
@@ -101,6 +103,7 @@ class Never(Rule):
     """
 
     name = "never"
+    reads_contributions = False
 
 
 class RandomLegal(Rule):
@@ -154,6 +157,7 @@ class FixedPlan(Rule):
 
     def __init__(self, plan: Sequence[PlanStep], name: str = "plan") -> None:
         self.plan, self.name = sorted(plan, key=lambda line: line.decision), name
+        self.reads_contributions = any(str(line.action.get("op")) == Op.FOSSILIZE.name for line in plan)
 
     def __str__(self) -> str:
         return "; ".join(f"{line.decision}: {' '.join(map(str, line.action.values()))}" for line in self.plan)
@@ -361,6 +365,10 @@ class GreedyGradient(Gardener):
         return -view.signals.vitals.pull if self.against else view.signals.vitals.pull
 
 
+ROUNDING = 1e-6
+"""Error of a share of the budget that is not worth another epoch."""
+
+
 class Doubling(Rule):
     """A policy that doubles the number of blocks when given shares of the budget are spent, one seed at a time.
 
@@ -380,6 +388,7 @@ class Doubling(Rule):
     """
 
     name = "doubling"
+    reads_contributions = False
 
     def __init__(self, at: Sequence[float] = (0.3, 0.6), blueprint: str = TWIN) -> None:
         if not all(0 <= share < 1 for share in at):
@@ -392,7 +401,7 @@ class Doubling(Rule):
         self.seed = torch.tensor(self.space.action(Op.GERMINATE, blueprint=self.blueprint, tempo="3"), device=device)
         order = levels(setting.slots_each) * (len(self.space.slots) // setting.slots_each)
         shares = [self.at[level] if level < len(self.at) else torch.inf for level in order]
-        self.due = torch.tensor(shares, device=device)
+        self.due = torch.tensor(shares, dtype=torch.float64, device=device) - ROUNDING
 
     def decide(self, view: View, fresh: Bool[Tensor, " N"], uniform: Float[Tensor, "N A"]) -> Int[Tensor, "N H"]:
         signals = view.signals

@@ -17,6 +17,10 @@ WARMUP, DECAY = 0.02, 0.2
 """Shares of a budget over which the learning rate rises, and falls to 0 at the end."""
 
 
+ROUNDING = 1e-6
+"""Share of a step that does not count."""
+
+
 class Clock(NamedTuple):
     """What lives on a budget have in common."""
 
@@ -29,7 +33,7 @@ class Clock(NamedTuple):
     lesson_every: int = 1
     """Steps between two silent lessons."""
     pauses: Float[Tensor, "P N"] | None = None
-    """FLOPs at which an epoch ends early, to the step."""
+    """FLOPs at which an epoch ends early: with the step that reaches them."""
 
 
 class Pace(NamedTuple):
@@ -89,8 +93,8 @@ def paced(clock: Clock, spent: Float[Tensor, " N"], cost: EpochCost, validation:
     is_last = left < whole + 0.5 * step  # not even half a step more
     taken = torch.where(is_last, (left / step).round().clamp(min=1), steps)
     if pauses is not None:
-        ahead = (pauses > spent + 0.5 * step) & (pauses < budget - 0.5 * step)
-        until = ((pauses.where(ahead, torch.inf).amin(0) - spent) / step).round()
+        ahead = (pauses > spent + ROUNDING * step) & (pauses < budget - 0.5 * step)
+        until = ((pauses.where(ahead, torch.inf).amin(0) - spent) / step - ROUNDING).ceil()
         is_last, taken = is_last & (until >= taken), torch.minimum(taken, until).clamp(min=1)
     lessons = (taken / lesson_every).ceil()
     charged = taken * plain + lessons * lesson + measuring.where(~is_last, 0.0)

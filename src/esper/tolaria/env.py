@@ -139,7 +139,7 @@ class FleetEnv:
     charges_measuring: bool | Bool[Tensor, " N"] = True
     """Whether hosts are charged for measuring the contribution of their seeds."""
     pauses: Sequence[float] = ()
-    """Shares of the budget at which every host ends an epoch, however short it then is."""
+    """Shares of the budget at which every host ends an epoch, however short it then is. Set by `pause_at`."""
 
     def __init__(
         self,
@@ -182,6 +182,11 @@ class FleetEnv:
         state, measured = self.renew(self.state._replace(age=age), everyone, everyone)
         self.state = state._replace(good=Good(self.fleet.state, self.fleet.vitals, measured))
         return self.first_signals(measured)
+
+    def pause_at(self, shares: Sequence[float]) -> None:
+        """Let every host end an epoch at these shares of its budget, which takes as many decisions more."""
+        more = len(shares) - len(self.pauses)
+        self.pauses, self.setting = tuple(shares), self.setting._replace(episode=self.setting.episode + more)
 
     def renew(
         self, state: EnvState, fresh: Bool[Tensor, " N"], together: Bool[Tensor, " N"]
