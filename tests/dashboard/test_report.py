@@ -1,118 +1,148 @@
-"""A run's report: everything in one file, win or lose."""
+"""A run's report: one file, which holds what the server would answer."""
 
+import json
 import re
 from dataclasses import replace
-from html import escape
 from html.parser import HTMLParser
 
 import pytest
 
 from esper.cli.report import write_report
-from esper.dashboard.pictures import _by_decision
-from esper.dashboard.report import Story, draw, html, verdict
-from esper.leyline.actions import Op
+from esper.dashboard.report import MOST_EXAMPLES, RUN, Story, answers, html
+from esper.dashboard.views import exams_view
+from esper.leyline.errors import FileError
 from esper.leyline.reports import Anomaly
 from esper.telemetry import RunFolder
+from esper.telemetry.lock import locked
 from telemetry_toys import arm, exam, life, report, small_run
+from ui_toys import Asker
 
-PNG = b"\x89PNG\r\n\x1a\n"
+NOTHING = Story(name="x", config={}, environment={}, reports=[], exams=[], lives=[])
+NAME = "a <b>bold run"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> RunFolder:
-    copy = tmp_path_factory.mktemp("runs") / "a <b>bold</b> run"
-    return RunFolder.open(small_run(tmp_path_factory.getbasetemp(), copy))
+    return RunFolder.open(small_run(tmp_path_factory.getbasetemp(), tmp_path_factory.mktemp("runs") / NAME))
 
 
 class Page(HTMLParser):
-    """Which tags are open, which sections there are, and where sources point."""
+    """Which tags are open, what the page is called, where it points to, and the data in it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.titles: list[str] = []
         self.sources: list[str] = []
-        self.links = 0
+        self.title = self.data = ""
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-        self.sources += [value or "" for name, value in attrs if name == "src"]
-        self.links += tag in ("link", "script")
+        self.open += [tag] if tag != "meta" else []
+        self.sources += [value or "" for name, value in attrs if name in ("src", "href", "action")]
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if self.open and self.open[-1] == "h2":
-            self.titles.append(data)
+        if self.open and self.open[-1] == "title":
+            self.title += data
+        if self.open and self.open[-1] == "script" and data.startswith('{"paths":'):
+            self.data += data
+
+    @property
+    def paths(self):
+        return json.loads(self.data)["paths"]
 
 
 def test_the_page_is_whole_and_needs_nothing_else(folder):
-    path = write_report(folder)
-    assert path is not None
-    text = path.read_text(encoding="utf-8")
+    text = write_report(folder).read_text(encoding="utf-8")
     page = Page(text)
-    assert page.open == []
-    assert page.links == 0
-    assert all(source.startswith("data:image/png;base64,") for source in page.sources)
-    assert not re.search(r"https?://", text)
-    assert page.titles[:4] == ["Exam", "Learning", "Chosen ops", "Example episodes"]
-    assert {"Heads", "Anomalies", "Contribution of seeds", "Recipe and environment"} <= set(page.titles)
+    assert page.open == page.sources == []
+    assert page.title == NAME
     assert "<b>bold" not in text, "names are text, not tags"
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg|github\.com/leeoniya/uPlot)", text)
 
 
-def test_every_picture_is_a_file_too(folder):
-    pictures = sorted((folder.path / "pictures").iterdir())
-    assert {p.name for p in pictures} >= {
-        "learning.png",
-        "heads.png",
-        "exam-0.png",
-        "frontier-0.png",
-        "profiles-0.png",
-        "actions-0.png",
-        "life-0-0.png",
-    }
-    assert all(p.read_bytes().startswith(PNG) for p in pictures)
+def test_a_report_holds_what_the_server_would_answer(folder):
+    held = Page(write_report(folder).read_text(encoding="utf-8")).paths
+    ask = Asker(folder.path.parent)
+    (row,) = ask.listed()
+    assert held["/api/words"] == ask("/api/words").json
+    for path, found in held.items():
+        if path.startswith(f"{RUN}/"):
+            assert found == ask(path.replace(RUN, f"/api/runs/{row['id']}")).json, path
+    detail = ask(f"/api/runs/{row['id']}").json
+    assert held[RUN] == detail | {"id": "report", "views": ["run"], "resume": None}
+    assert len([path for path in held if path.startswith(f"{RUN}/lives/")]) == 2, "both hosts of the exam"
 
 
-def test_a_run_that_has_hardly_begun_can_be_told(tmp_path):
-    nothing = Story(name="x", config={}, environment={}, reports=[], exams=[], lives=[])
-    assert Page(html(nothing, draw(nothing, tmp_path))).open == []
-    ops = {"WAIT": 3, "GERMINATE": 1}
-    begun = replace(nothing, reports=[report(0, objective=None, score=None, growth=None, ops=ops, decisions=4)])
-    assert Page(html(begun, draw(begun, tmp_path))).titles[0] == "Learning"
+def test_a_report_says_what_the_run_is_doing(folder, tmp_path):
+    path = tmp_path / "run"
+    small_run(tmp_path.parent, path)
+    run = RunFolder.open(path)
+
+    def state() -> str:
+        return Page(write_report(run).read_text(encoding="utf-8")).paths[RUN]["state"]
+
+    assert state() == "done"
+    run.controller_path.unlink()
+    assert state() == "stopped"
+    with locked(path / ".lock", path):
+        assert state() == "running"
 
 
-def test_an_exam_can_be_told_without_its_training(folder, tmp_path):
-    told = Story(name="x", config={}, environment={}, reports=[], exams=folder.exams(), lives=[])
-    page = html(told, draw(told, tmp_path))
-    assert Page(page).titles[0] == "Exam"
-    assert "0 updates" not in page
+def test_a_run_that_has_hardly_begun_can_be_told():
+    assert Page(html(NOTHING)).paths[f"{RUN}/curves?points=600"]["updates"] == 0
+    begun = replace(NOTHING, reports=[report(0, objective=None, score=None, growth=None)])
+    assert Page(html(begun)).paths[f"{RUN}/curves?points=600"]["x"] == [0]
+
+
+def test_an_exam_can_be_told_without_its_training():
+    told = answers(replace(NOTHING, exams=[exam(arm("learned"), arm("never", 0.1, 0.05, 0.2))]))
+    assert told[f"{RUN}/exams"] == exams_view([exam(arm("learned"), arm("never", 0.1, 0.05, 0.2))])
+    assert "0 updates" not in told[RUN]["sentence"]
 
 
 def test_an_exams_lives_are_its_own():
     """Not those of another task, kind of host or policy."""
     own = life("WAIT")
     others = [replace(own, task="elsewhere"), replace(own, kind="cnn1d 4"), replace(own, arm="never")]
-    story = Story(name="x", config={}, environment={}, reports=[], exams=[exam()], lives=[*others, own])
-    assert story.lives_of(exam(), "learned") == [own]
+    story = replace(NOTHING, exams=[exam(arm("learned"))], lives=[*others, own])
+    assert story.lives_of(exam(), "learned") == [3]
+    told = answers(story)
+    assert f"{RUN}/lives/3" in told
+    assert f"{RUN}/lives/2" not in told
+    assert told[f"{RUN}/lives/3"]["never"] == [0.5], "an equal host that never grew"
+    assert len(told[f"{RUN}/lives"]["lives"]) == 4
 
 
-def test_shares_of_ops_are_of_the_lives_that_last_so_long():
-    """Two lives plant first; one ends there, and the other waits."""
-    shares = _by_decision([life("GERMINATE"), life("GERMINATE", "WAIT")])
-    assert [shares[op] for op in (Op.GERMINATE, Op.WAIT)] == [[1, 0], [0, 1]]
-    assert _by_decision([]) == []
+def test_a_report_of_many_exams_stays_small():
+    exams = [replace(exam(arm("learned")), task=f"task {i}") for i in range(9)]
+    lives = [replace(life("WAIT"), task=f"task {i}", host=host) for i in range(9) for host in range(5)]
+    told = answers(replace(NOTHING, exams=exams, lives=lives))
+    examples = [path for path in told if path.startswith(f"{RUN}/lives/")]
+    assert len(examples) == MOST_EXAMPLES
 
 
 def test_anomalies_are_told():
     anomaly = Anomaly(3, "value collapse", "critic", "it expects <nothing>", "lower lr")
-    story = Story(name="x", config={}, environment={}, reports=[report(3, anomalies=(anomaly,))], exams=[], lives=[])
-    assert "it expects &lt;nothing&gt;; lower lr" in html(story, [])
-    again = replace(story, reports=[report(n, anomalies=(replace(anomaly, update=n),)) for n in (3, 4, 9)])
-    assert html(again, []).count("value collapse") == html(again, []).count("3 (3 to 9)") == 1, "once, with a count"
+    again = replace(NOTHING, reports=[report(n, anomalies=(replace(anomaly, update=n),)) for n in (3, 4, 9)])
+    (found,) = answers(again)[f"{RUN}/curves?points=600"]["anomalies"]
+    assert (found["kind"], found["count"], found["updates"]) == ("value collapse", 3, [3, 4, 9]), "once, with a count"
+    assert "it expects <nothing>" not in html(again)
+    assert r"it expects \u003cnothing>" in html(again)
+
+
+def test_a_report_of_numbers_that_are_not_finite_can_be_read():
+    text = html(replace(NOTHING, reports=[report(0, objective=float("nan"), value_loss=float("inf"))]))
+    assert Page(text).paths[f"{RUN}/curves?points=600"]["columns"]["value_loss"] == [None]
+
+
+def test_a_damaged_log_is_named(folder, tmp_path):
+    path = small_run(tmp_path.parent, tmp_path / "run")
+    (path / "reports.jsonl").write_text("{}\n")
+    with pytest.raises(FileError, match=r"reports\.jsonl is damaged"):
+        write_report(RunFolder.open(path))
 
 
 def test_a_performance_profile_is_the_share_of_hosts_above_each_threshold():
@@ -129,33 +159,3 @@ def test_a_loss_needs_less_proof_than_a_win():
     assert found(0.2, 0.1, 0.05, 0.15) == "level", "one of many arms may be above by chance"
     assert found(0.2, -0.1, -0.15, -0.05) == "worse"
     assert found(0.01, 0.1, -0.05, 0.25) == found(0.2, -0.1, -0.25, 0.05) == "level"
-
-
-def test_several_exams_are_seen_at_a_glance_and_told_one_by_one(folder):
-    (held,) = folder.exams()
-    other = replace(held, task="elsewhere", arms=(*held.arms, arm("rival", -0.2, -0.3, -0.1)))
-    story = Story(name="x", config={}, environment={}, reports=[], exams=[held, other], lives=[])
-    page = html(story, [])
-    overview, rest = page.split("<h2>Exams</h2>")
-    assert Page(page).open == []
-    assert '<td class="loss" title="(-0.300 to -0.100)">-0.200</td>' in overview
-    assert overview.count("<td></td>") == 1, "who sat only one of them"
-    for told in (held, other):
-        assert overview.count(escape(told.setting)) == rest.count(f"<h3>{escape(told.setting)}</h3>") == 1
-        assert rest.count(escape(verdict(told))) == 1
-    (alone, *_) = html(replace(story, exams=[held]), []).split("<h2>Exam</h2>")
-    assert "<table>" not in alone, "one needs no overview"
-
-
-def test_the_verdict_says_wins_losses_and_neither():
-    arms = (
-        arm("learned"),
-        arm("never", 0.1, 0.05, 0.15),
-        arm("random", 0.01, -0.1, 0.2),
-        arm("best", -0.2, -0.3, -0.1),
-    )
-    said = verdict(exam(*arms))
-    assert "beats never (+0.100)" in said
-    assert "shows no difference from random (+0.010)" in said
-    assert "loses to best (-0.200)" in said
-    assert said.startswith("On 30 fresh hosts of digits")

@@ -365,7 +365,6 @@ def test_the_folder_holds_everything(done):
         "exam.json",
         "lives.jsonl",
         "report.html",
-        "pictures",
         ".lock",
     }
     assert len(RunFolder.open(done).reports()) == 3

@@ -1,4 +1,4 @@
-"""Parts of HTML pages that need no other file."""
+"""Parts of the HTML page of a growth, which needs no other file."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -11,16 +11,12 @@ CSS = """
 body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--ground); max-width: 78rem;
 margin: 3rem auto; padding: 0 1.5rem; }
 h1 { font-size: 1.9rem; margin: 0; } h2 { font-size: 1.2rem; margin: 3rem 0 .4rem; }
-h3 { font-size: 1rem; margin: 2.4rem 0 .4rem; } p, figure { max-width: 68rem; }
-p { margin: .4rem 0 1rem; } .quiet { color: var(--quiet); } .verdict { font-size: 1.15rem; border-left: 4px solid
-var(--line); padding-left: 1rem; margin: 1.4rem 0; }
-img { width: 100%; height: auto; } figure { margin: 1rem 0 1.6rem; }
+p, figure { max-width: 68rem; } p { margin: .4rem 0 1rem; } .quiet { color: var(--quiet); }
+figure { margin: 1rem 0 1.6rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .92rem; }
 th { text-align: right; font-weight: 600; color: var(--quiet); } th:first-child, td:first-child { text-align: left; }
 td { text-align: right; } th, td { padding: .35rem .5rem; white-space: nowrap; border-bottom: 1px solid var(--line); }
-tr.own td { font-weight: 600; } td.win { color: var(--green); } td.loss { color: var(--earth); }
-th.turn { white-space: normal; vertical-align: bottom; } .wide td.text { max-width: 13rem; }
-.wide { overflow-x: auto; } .wide table { font-size: .78rem; } .wide th, .wide td { padding: .3rem; }
+td.win { color: var(--green); } td.loss { color: var(--earth); }
 td.text, th.text { text-align: left; white-space: normal; } details { margin: .6rem 0; }
 pre { background: var(--shade); padding: 1rem; overflow-x: auto; font-size: .82rem; line-height: 1.4; }
 """

@@ -1,6 +1,6 @@
 """Colors and helpers shared by all figures."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -66,44 +66,6 @@ def quieten(ax: "Axes", grid: bool = True) -> None:
     if grid:
         ax.grid(axis="y", color=GRID)
         ax.set_axisbelow(True)
-
-
-def count_whole(ax: "Axes") -> None:
-    """Show only whole numbers along the x axis."""
-    from matplotlib.ticker import MaxNLocator
-
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def by_magnitude(ax: "Axes", form: str) -> None:
-    """Make the x axis logarithmic, with few tick labels in full."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    ax.set_xscale("log")
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: form.format(x)))
-    ax.xaxis.set_minor_formatter(NullFormatter())
-
-
-def name_points(ax: "Axes", points: Sequence[tuple[str, float, float]]) -> None:
-    """Label points; labels of close points are stacked and connected with lines."""
-    dots, height, width = 72 / ax.figure.dpi, 8.0, 60.0  # of a name, in points
-    placed: list[tuple[float, float]] = []
-    for name, x, y in sorted(points, key=lambda point: point[2]):
-        across, up = ax.transData.transform((x, y)) * dots
-        at = up
-        while any(abs(across - a) < width and abs(at - b) < height for a, b in placed):
-            at += 1
-        placed.append((across, at))
-        line = (
-            {"arrowstyle": "-", "color": QUIET, "lw": 0.5, "relpos": (0, 0.5), "shrinkA": 0}
-            if at - up > height
-            else None
-        )
-        offset = (16 if line else 6, at - up - 2)
-        ax.annotate(
-            name, (x, y), xytext=offset, textcoords="offset points", fontsize=7, color=INK, arrowprops=line, zorder=4
-        )
 
 
 def spoken(name: str) -> str:

@@ -13,7 +13,7 @@ choices.json           learning rates and plans chosen so far by unfinished exam
 start.json             cost before the first update, of the warm start and of the run that this one continues, and the
                        mean J of hosts that never grow
 lives.jsonl            some episodes of the exam, decision by decision
-report.html, pictures/ the report
+report.html            the report
 .lock                  names the process that writes to the folder
 """
 

@@ -9,11 +9,6 @@ export function embed(paths) {
   embedded = paths;
 }
 
-/** Whether the page holds its own answers. */
-export function isEmbedded() {
-  return embedded !== null;
-}
-
 /** Whether an answer can be had: of a report, only what it holds. */
 export function holds(path) {
   return embedded === null || Object.hasOwn(embedded, path);
@@ -44,56 +39,53 @@ export function ofRun(id, ...parts) {
 }
 
 /**
- * Listen to changes of a run, or of the list of runs, until `close` is called; reconnects by itself.
+ * Changes of a run, or of the list of runs, until `close` is called; reconnects by itself.
  *
  * `hear(what)` gets a list of what changed; after a lost connection it gets null, which means anything.
- * `tell(state)` gets "live" or "lost". While the page is hidden, nothing is open.
+ * `tell(isConnected)` is called when the connection is made or lost. While the page is hidden, nothing is open.
  */
-export function listen(id, hear, tell) {
-  let source = null;
-  let wait = FIRST_WAIT;
-  let timer = 0;
-  let missed = false;
-
-  function open() {
-    clearTimeout(timer);
-    if (source || document.hidden) return;
-    source = new EventSource(id === null ? "api/events" : `api/events?run=${encodeURIComponent(id)}`);
-    source.onopen = () => {
-      wait = FIRST_WAIT;
-      tell("live");
-      if (missed) hear(null);
-      missed = false;
-    };
-    source.onerror = () => {
-      shut();
-      tell("lost");
-      timer = setTimeout(open, wait);
-      wait = Math.min(2 * wait, LONGEST_WAIT);
-    };
-    source.addEventListener("change", (event) => hear(JSON.parse(event.data).what ?? null));
+export class Changes {
+  constructor(id, hear, tell) {
+    this.address = id === null ? "api/events" : `api/events?run=${encodeURIComponent(id)}`;
+    Object.assign(this, { hear, tell, source: null, wait: FIRST_WAIT, timer: 0, hasMissed: false });
+    this.listeners = [[document, "visibilitychange"], [window, "online"]];
+    this.look = () => (document.hidden ? this.shut() : this.open());
+    for (const [target, name] of this.listeners) target.addEventListener(name, this.look);
+    this.open();
   }
 
-  function shut() {
-    source?.close();
-    source = null;
-    missed = true;
+  open() {
+    clearTimeout(this.timer);
+    if (this.source || document.hidden) return;
+    this.source = new EventSource(this.address);
+    this.source.addEventListener("open", () => this.opened());
+    this.source.addEventListener("error", () => this.lost());
+    this.source.addEventListener("change", (event) => this.hear(JSON.parse(event.data).what ?? null));
   }
 
-  function visible() {
-    if (document.hidden) shut();
-    else open();
+  opened() {
+    this.wait = FIRST_WAIT;
+    this.tell(true);
+    if (this.hasMissed) this.hear(null);
+    this.hasMissed = false;
   }
 
-  document.addEventListener("visibilitychange", visible);
-  addEventListener("online", open);
-  open();
-  return {
-    close() {
-      clearTimeout(timer);
-      shut();
-      document.removeEventListener("visibilitychange", visible);
-      removeEventListener("online", open);
-    },
-  };
+  lost() {
+    this.shut();
+    this.tell(false);
+    this.timer = setTimeout(() => this.open(), this.wait);
+    this.wait = Math.min(2 * this.wait, LONGEST_WAIT);
+  }
+
+  shut() {
+    clearTimeout(this.timer);
+    this.source?.close();
+    this.source = null;
+    this.hasMissed = true;
+  }
+
+  close() {
+    this.shut();
+    for (const [target, name] of this.listeners) target.removeEventListener(name, this.look);
+  }
 }

@@ -1,20 +1,21 @@
 /** Curves over a common x axis, drawn by uPlot: with reference lines, a band, marks, a readout and zoom. */
 
 import { el, fill, mark, say } from "./dom.js";
-import { color, onColors, onPrint, thin } from "./theme.js";
+import { onPrint } from "./print.js";
+import { color, onColors, thin } from "./theme.js";
 import { digits, plain, short } from "./format.js";
 
 const LEFT = 52;
-const ROOM = 118;
+const LETTER_WIDTH = 6.9;
+const MOST_LETTERS = 24;
 const NARROW = 620;
 const PRINTED = 660;
+const MOST_PLACES = 60;
+const LEAST_ROOM = 15;
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6];
 const FONT = '12px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
 const alive = new Set();
 let isPrinting = false;
-
-/** Left edge of all plots in pixels, for what is drawn below them. */
-export const PLOT_LEFT = LEFT;
 
 onColors(() => alive.forEach((chart) => chart.redraw()));
 onPrint((now) => {
@@ -37,8 +38,8 @@ export function chartGroup() {
  *
  * `options`: title, unit (of x), isCompute (of x), height, group, log, stepped, stacked, format, formatAxis (of y),
  * formatX, range (of y), fromZero, firstX and lastX.
- * `update(data)` takes x, series [{label, values, color, dash, width, fill, points, letter}], lines [{label, value}],
- * low and high (a band), marks [{x}] on the axis, and rules [{x, label, isBirth}] across.
+ * `update(data)` takes x, series [{label, values, color, dash, width, isFaint, fill, points, letter, about}], lines
+ * [{label, value}], low and high (a band), marks [{x}] on the axis, and rules [{x, label, isBirth}] across.
  */
 export function chart(options) {
   const made = new Chart(options);
@@ -134,7 +135,7 @@ class Chart {
     return {
       width: this.width(),
       height: options.height,
-      padding: [10, (plot) => (this.hasRoom(plot) ? ROOM : 14), 0, 0],
+      padding: [10, (plot) => (this.hasRoom(plot) ? this.room() : 14), 0, 0],
       legend: { show: false },
       cursor: {
         y: false,
@@ -176,11 +177,17 @@ class Chart {
     return Boolean(this.data.lines?.length) && (plot?.width ?? this.width()) >= NARROW;
   }
 
+  /** Pixels to the right of the plot for the names of lines. */
+  room() {
+    const names = this.data.lines.map((line) => lineText(line, this.options.format));
+    return 12 + LETTER_WIDTH * Math.max(...names.map((name) => name.length));
+  }
+
   drawn() {
     const { series } = this.data;
     const isFew = this.data.x.length < 3 && !this.options.stacked;
     const style = (one) => ({
-      stroke: () => (this.options.stacked ? color("surface") : color(one.color)),
+      stroke: () => (this.options.stacked ? color("surface") : thin(one.color, one.isFaint ? 0.5 : 1)),
       width: this.options.stacked ? 1 : one.width ?? 2,
       dash: one.dash,
       fill: this.options.stacked ? () => color(one.color) : one.fill ? () => thin(one.color, 0.14) : undefined,
@@ -338,10 +345,10 @@ function drawLines(plot, lines, hasRoom, format) {
   const ratio = uPlot.pxRatio;
   const right = bbox.left + bbox.width;
   let above = bbox.top + bbox.height + 14 * ratio;
-  for (const { label, value, color: name } of [...lines].sort((a, b) => a.value - b.value)) {
-    const y = plot.valToPos(value, "y", true);
+  for (const line of [...lines].sort((a, b) => a.value - b.value)) {
+    const y = plot.valToPos(line.value, "y", true);
     if (y < bbox.top - 1 || y > bbox.top + bbox.height + 1) continue;
-    ctx.strokeStyle = color(name ?? "quiet");
+    ctx.strokeStyle = color("quiet");
     ctx.setLineDash([2 * ratio, 3 * ratio]);
     ctx.beginPath();
     ctx.moveTo(bbox.left, y);
@@ -352,8 +359,13 @@ function drawLines(plot, lines, hasRoom, format) {
     ctx.textAlign = hasRoom ? "left" : "right";
     ctx.textBaseline = hasRoom ? "middle" : "bottom";
     const [x, lift] = hasRoom ? [right + 6 * ratio, 0] : [right - 2 * ratio, 2 * ratio];
-    halo(ctx, `${label} ${format(value)}`, x, above - lift);
+    halo(ctx, lineText(line, format), x, above - lift);
   }
+}
+
+function lineText({ label, value }, format) {
+  const name = label.length > MOST_LETTERS ? `${label.slice(0, MOST_LETTERS - 1)}…` : label;
+  return `${name} ${format(value)}`;
 }
 
 function halo(ctx, text, x, y) {
@@ -382,27 +394,40 @@ function drawMarks(plot, marks) {
   }
 }
 
-/** Write the name of each area where it is highest, if it fits there. */
+/** Write the name of each area where it is highest over the width of the name, if it fits there. */
 function nameAreas(plot, { x, series }) {
-  const { ctx, bbox } = plot;
-  const ratio = uPlot.pxRatio;
+  const { ctx } = plot;
+  const across = x.map((value) => plot.valToPos(value, "x", true));
+  const every = Math.ceil(x.length / MOST_PLACES);
   ctx.textBaseline = "middle";
   ctx.textAlign = "center";
   series.forEach((one, index) => {
-    const width = ctx.measureText(one.label).width;
+    const half = ctx.measureText(one.label).width / 2 + 4 * uPlot.pxRatio;
     let best = null;
-    x.forEach((value, i) => {
-      const share = one.values[i];
-      const at = plot.valToPos(value, "x", true);
-      if (share === null || at - width / 2 < bbox.left + 6 || at + width / 2 > bbox.left + bbox.width - 6) return;
-      if (!best || share > best.share) best = { share, at, i };
-    });
-    const height = best ? Math.abs(plot.valToPos(0, "y", true) - plot.valToPos(best.share, "y", true)) : 0;
-    if (height < 20 * ratio) return;
-    const below = series.slice(0, index).reduce((sum, other) => sum + (other.values[best.i] ?? 0), 0);
+    for (let i = 0; i < x.length; i += every) {
+      const room = roomAt(plot, across, series, index, [across[i] - half, across[i] + half]);
+      if (room && (!best || room.height > best.height)) best = { ...room, at: across[i] };
+    }
+    if (!best || best.height < LEAST_ROOM * uPlot.pxRatio) return;
     ctx.fillStyle = color(`on-${one.color}`);
-    ctx.fillText(one.label, best.at, plot.valToPos(below + best.share / 2, "y", true));
+    ctx.fillText(one.label, best.at, best.middle);
   });
+}
+
+/** The part of an area that is free from left to right, as {height, middle} in pixels; null beyond the plot. */
+function roomAt(plot, across, series, index, [left, right]) {
+  const { bbox } = plot;
+  if (left < bbox.left || right > bbox.left + bbox.width) return null;
+  let [bottom, top] = [-Infinity, Infinity];
+  for (let i = 0; i < across.length; i++) {
+    if ((across[i + 1] ?? Infinity) < left || (across[i - 1] ?? -Infinity) > right) continue;
+    const below = series.slice(0, index).reduce((sum, other) => sum + (other.values[i] ?? 0), 0);
+    bottom = Math.max(bottom, below);
+    top = Math.min(top, below + (series[index].values[i] ?? 0));
+  }
+  if (top <= bottom) return null;
+  const [high, low] = [plot.valToPos(top, "y", true), plot.valToPos(bottom, "y", true)];
+  return { height: low - high, middle: (low + high) / 2 };
 }
 
 /** Draw lines across, with a label where there is room. */

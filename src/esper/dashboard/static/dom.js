@@ -80,9 +80,16 @@ export function icon(path) {
   return svg("svg.icon", { viewBox: "0 0 24 24", "aria-hidden": "true" }, svg("path", { d: path }));
 }
 
-/** Return a folded part of the page that opens for print. */
+/** Return a folded part of the page. */
 export function folded(title, ...content) {
   return el("details.fold", {}, el("summary", {}, title), el("div.inside", {}, ...content));
+}
+
+/** Return a folded part of the page that opens for print. */
+export function printed(title, ...content) {
+  const fold = folded(title, ...content);
+  fold.classList.add("prints");
+  return fold;
 }
 
 /** Return a box that scrolls sideways when its content is too wide, by keyboard too. */

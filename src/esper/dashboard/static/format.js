@@ -86,8 +86,3 @@ export function ago(moment, now = Date.now() / 1000) {
 export function spoken(name) {
   return String(name).toLowerCase().replaceAll("_", " ");
 }
-
-/** Return words joined as in a sentence. */
-export function listed(words) {
-  return words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
-}

@@ -42,8 +42,8 @@ export function gardenFrames(id) {
   return { count: () => about.frames, fleets: () => about.fleets, at, load, refresh };
 }
 
-/** Return the slots of one host in a frame: letter of the stage, whether it is a twin, alpha from 0 to 1. */
-export function slotsOf(frame, fleet, host, count) {
+/** The slots of one host in a frame: letter of the stage, whether it is a twin, alpha from 0 to 1. */
+function slotsOf(frame, fleet, host, count) {
   const { cells } = frame.fleets[fleet];
   return Array.from({ length: count }, (_, slot) => {
     const at = 2 * (host * count + slot);

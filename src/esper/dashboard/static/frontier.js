@@ -10,6 +10,26 @@ import { sentence, saySentence } from "./words.js";
 const VERDICTS = { better: "policy is better", worse: "policy is worse", level: "no difference shown" };
 const NO_EXAM = "There has been no exam yet: a run ends with a short one, and esper exam holds others.";
 const LEAST_DIFFERENCE = 1e-6;
+const RIVALS = ["never", "heuristic"];
+
+/** Return all exams of a run in one table: J of the policy, and its lead over never growing and the heuristic. */
+export function examOverview(exams) {
+  const rivals = RIVALS.filter((name) => exams.some(({ arms }) => arms.some((arm) => arm.name === name)));
+  const ends = exams.flatMap(({ arms }) => arms.filter(({ name }) => rivals.includes(name))).flatMap(endsOf);
+  const far = Math.max(...ends, LEAST_DIFFERENCE);
+  const rows = exams.map(({ setting, arms }) => {
+    const own = arms.find((arm) => arm.own);
+    const leads = rivals.map((name) => arms.find((arm) => arm.name === name));
+    return el("tr", {}, el("td", {}, setting), number(fixed(own?.j)), number(size(own?.params)),
+      leads.map((arm) => el("td", {}, arm ? against(arm, far) : "–")));
+  });
+  const names = ["setting", "#J", "#parameters", ...rivals.map((name) => `against ${name}, in J`)];
+  return wide("All exams", el("table.arms", {}, heads(names), el("tbody", {}, rows)));
+}
+
+function endsOf({ difference }) {
+  return difference ? [Math.abs(difference.low), Math.abs(difference.high)] : [];
+}
 
 /** Return the view of a run's exams. */
 export function frontierView(page, id) {
@@ -92,8 +112,7 @@ function aboutArm({ metric }, arm) {
 
 /** Return the table of an exam's arms in five columns; `light` is told the arm that is pointed at. */
 export function armTable(exam, light = () => {}) {
-  const ends = exam.arms.flatMap(({ difference }) => (difference ? [difference.low, difference.high] : []));
-  const far = Math.max(...ends.map(Math.abs), LEAST_DIFFERENCE);
+  const far = Math.max(...exam.arms.flatMap(endsOf), LEAST_DIFFERENCE);
   const rows = exam.arms.map((arm) => {
     const name = el("td", { title: arm.does || null }, arm.name, arm.own ? el("small.tag", {}, "this policy") : null);
     const row = el(arm.own ? "tr.own" : "tr", {}, name, number(fixed(arm.j)), number(fixed(arm.metric)),

@@ -7,7 +7,7 @@ import { stageItems } from "./life.js";
 import { legend } from "./parts.js";
 import { FIRST_SPEED, player } from "./player.js";
 import { isStill } from "./theme.js";
-import { tiles } from "./tiles.js";
+import { Tiles } from "./tiles.js";
 import { saySentence } from "./words.js";
 
 const HINT = "Point at a host to see what it does; click it to see its life so far.";
@@ -37,7 +37,7 @@ class Garden {
     this.lead = el("p.lead");
     this.info = el("p.info", { role: "status" }, HINT);
     this.fleets = el("div.fleets");
-    this.scale = el("span.scale");
+    this.scale = el("p.scale", {}, el("span"), el("i", { "aria-hidden": "true" }), el("span"));
     this.bar = player({
       jump: (index) => this.jump(index), toggle: () => this.toggle(), follow: () => this.jump(Infinity),
       pace: (speed) => (this.speed = speed),
@@ -67,7 +67,8 @@ class Garden {
 
   plant() {
     this.pictures = this.frames.fleets().map((fleet, index) => {
-      return tiles(fleet, (host) => this.point(index, host), (host) => (location.hash = this.hostAddress(index, host)));
+      const open = (host) => (location.hash = this.hostAddress(index, host));
+      return new Tiles(fleet, (host) => this.point(index, host), open);
     });
     fill(this.fleets, this.pictures.map((picture) => picture.element));
   }
@@ -83,7 +84,8 @@ class Garden {
     if (!frame || this.at !== wanted || this.isGone) return;
     this.draw(frame);
     saySentence(this.lead, frameText(frame, this.frames.fleets()));
-    say(this.scale, `Darker tiles score higher: ${fixed(this.range[0], 2)} to ${fixed(this.range[1], 2)}.`);
+    say(this.scale.firstElementChild, `tiles: score ${fixed(this.range[0], 2)}`);
+    say(this.scale.lastElementChild, fixed(this.range[1], 2));
     this.bar.update(this, this.frames.count(), frame);
     if (this.pointed) this.point(...this.pointed);
   }

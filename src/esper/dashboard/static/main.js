@@ -1,7 +1,7 @@
 /** The page of esper ui: its head, its addresses, and what it does when something changes. */
 
 import { el, fill, icon, mark, say } from "./dom.js";
-import { get, listen, ofRun } from "./api.js";
+import { Changes, get, ofRun } from "./api.js";
 import { compareView } from "./compare.js";
 import { percent } from "./format.js";
 import { frontierView } from "./frontier.js";
@@ -119,8 +119,8 @@ class Application {
     if (this.now !== here) return null;
     scrollTo(0, this.scrolled.get(hash) ?? 0);
     if (before) this.place.querySelector("h1")?.focus({ preventScroll: true });
-    const hear = (what) => this.changed(here, what);
-    here.stream = listen(found.id, hear, (state) => this.now === here && this.connected(here, state === "live"));
+    const tell = (isConnected) => this.now === here && this.connected(here, isConnected);
+    here.stream = new Changes(found.id, (what) => this.changed(here, what), tell);
     return null;
   }
 

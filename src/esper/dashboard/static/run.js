@@ -11,6 +11,7 @@ import { opMeaning, saySentence } from "./words.js";
 
 const MOST_PLANTED = 7;
 const FEW_LINES = 4;
+const LEAST_SMOOTHED = 20;
 const MORE = [
   ["Score and growth", ["score", "growth"]],
   ["Learning", ["explained_variance", "policy_loss", "value_loss", "approx_kl", "entropy", "grad_norm"]],
@@ -48,8 +49,8 @@ export function factSections({ facts, config, environment }) {
   return [el("h2", {}, "About this run"), factList(facts), records];
 }
 
-/** Return everything that is drawn from curves, as {element, update, destroy}. */
-export function runBody() {
+/** Everything that is drawn from curves, as {element, update, destroy}. */
+function runBody() {
   const group = chartGroup();
   const key = figures();
   const learning = learningChart(group);
@@ -57,8 +58,10 @@ export function runBody() {
   const shares = shareCharts(group);
   const more = moreCharts(group);
   const note = el("p.quiet");
-  const element = el("div", {}, key.element, el("div.card", {}, learning.element), note, found.element,
-    shares.element, more.element);
+  const attention = el("section", {}, el("h2", {}, "What deserves attention"), found.element);
+  const further = el("section.more", {}, el("h2", {}, "More curves"), more.folds);
+  const first = el("div.card", {}, learning.element);
+  const element = el("div", {}, key.element, first, note, attention, shares.element, further);
   function update(curves, never) {
     key.update(keyFigures(curves, never));
     say(note, curves.note ?? "");
@@ -83,7 +86,7 @@ function keyFigures({ columns, high, updates, of }, never) {
 }
 
 /** Return the curve of J with its reference lines, of which the reader may choose others. */
-export function learningChart(group) {
+export function learningChart(group = chartGroup()) {
   const curve = chart({ title: "J against updates", height: 320, group, format: fixed });
   const picks = el("div.picks", { role: "group", "aria-label": "Lines to compare with" });
   const element = el("div", {}, curve.element, picks);
@@ -115,14 +118,25 @@ function isShown(label, lines) {
 
 function learningData({ x, columns, low, high, lines, anomalies }, picked) {
   const isWide = low.objective.some((value, i) => known(value) && value !== high.objective[i]);
+  const raw = { label: "J", values: columns.objective, color: "accent", width: 2.5 };
+  const smooth = { label: "smoothed", values: smoothed(columns.objective), color: "accent", width: 2.5 };
   return {
     x,
-    series: [{ label: "J", values: columns.objective, color: "accent", width: 2.5 }],
+    series: x.length < LEAST_SMOOTHED ? [raw] : [{ ...raw, width: 1, isFaint: true }, smooth],
     low: isWide ? low.objective : null,
     high: isWide ? high.objective : null,
     lines: lines.filter(({ label, value }) => picked.get(label) && known(value)),
     marks: anomalies.flatMap(({ updates }) => updates.map((update) => ({ x: update }))),
   };
+}
+
+/** Means over the neighbors of each value, a twelfth of all. */
+function smoothed(values) {
+  const reach = Math.ceil(values.length / 24);
+  return values.map((_, i) => {
+    const near = values.slice(Math.max(0, i - reach), i + reach + 1).filter(known);
+    return near.length ? near.reduce((sum, value) => sum + value, 0) / near.length : null;
+  });
 }
 
 /** Return what the controller does and plants, as {element, update, destroy}. */
@@ -143,8 +157,8 @@ export function shareCharts(group = chartGroup()) {
   return { element, update, destroy: () => [mix, planted].forEach((one) => one.destroy()) };
 }
 
-function sharesOf(x, mix, style) {
-  const series = Object.entries(mix).map(([name, values], i) => ({ label: spoken(name), values, ...style(name, i) }));
+function sharesOf(x, mix, lookOf) {
+  const series = Object.entries(mix).map(([name, values], i) => ({ label: spoken(name), values, ...lookOf(name, i) }));
   return { x, series };
 }
 
@@ -172,8 +186,8 @@ function gathered(planted) {
 /** Return the list of anomalies, as {element, update}. */
 export function anomalyList() {
   const list = el("ul.anomalies");
-  const none = el("p.quiet", {}, "No anomalies so far.");
-  const element = el("section", {}, el("h2", {}, "What deserves attention"), none, list);
+  const none = el("p.quiet", {}, "No anomalies.");
+  const element = el("div", {}, none, list);
   let shown = "";
   function update({ anomalies, x }) {
     const now = JSON.stringify([anomalies, x.at(-1)]);
@@ -198,7 +212,7 @@ function ended(text) {
   return text && !/[.!?]$/.test(text) ? `${text}.` : text;
 }
 
-/** Return the curves that are folded away, as {element, update, destroy}. */
+/** Return the curves that are folded away, as {folds, update, destroy}. */
 export function moreCharts(group = chartGroup()) {
   const single = new Map();
   const grid = (names) => el("div.grid", {}, names.map((name) => {
@@ -211,14 +225,13 @@ export function moreCharts(group = chartGroup()) {
   }));
   const pair = el("div.pair", {}, [...byHead.values()].map((one) => one.element));
   folds.push(folded("Entropy and KL of each head", pair));
-  const element = el("section.more", {}, el("h2", {}, "More curves"), folds);
   function update({ x, columns, heads }) {
     const alone = (name) => [{ label: "", values: columns[name], color: "accent" }];
     for (const [name, one] of single) one.update({ x, series: alone(name) });
     for (const [name, one] of byHead) one.update({ x, series: headSeries(heads, name) });
   }
   const destroy = () => [...single.values(), ...byHead.values()].forEach((one) => one.destroy());
-  return { element, update, destroy };
+  return { folds, update, destroy };
 }
 
 function headSeries(heads, name) {

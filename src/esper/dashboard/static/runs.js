@@ -11,11 +11,11 @@ const ROWS = 200;
 const MOST_COMPARED = 8;
 const STATES = ["running", "stopped", "done", "damaged"];
 const COLUMNS = [
-  { name: "compare", style: "c-choose", isUnseen: true }, { name: "run", style: "c-run", sort: "name" },
-  { name: "state", style: "c-state" }, { name: "course", style: "c-course" },
-  { name: "best J", style: "c-best.number", sort: "-best" }, { name: "against never", style: "c-against.number" },
-  { name: "updates", style: "c-updates.number", sort: "-updates" },
-  { name: "modified", style: "c-modified.number", sort: "-modified" },
+  { name: "compare", place: "c-choose", isUnseen: true }, { name: "run", place: "c-run", sort: "name" },
+  { name: "state", place: "c-state" }, { name: "course", place: "c-course" },
+  { name: "best J", place: "c-best.number", sort: "-best" }, { name: "against never", place: "c-against.number" },
+  { name: "updates", place: "c-updates.number", sort: "-updates" },
+  { name: "modified", place: "c-modified.number", sort: "-modified" },
 ];
 const EMPTY_FOLDER = "Nothing here yet. Start a run: esper train smoke --run-dir runs/first";
 /** What the reader chose, kept while other views are shown. */
@@ -91,10 +91,10 @@ function controls(change) {
 }
 
 function sortHead(choose) {
-  const cells = COLUMNS.map(({ name, style, sort, isUnseen }) => {
+  const cells = COLUMNS.map(({ name, place, sort, isUnseen }) => {
     const text = isUnseen ? el("span.unseen", {}, name) : name === "against never" ? ["against ", term("never")] : name;
     const button = () => el("button.sort", { type: "button", onclick: () => choose(turned(sort)) }, name);
-    return el(`th.${style}`, { scope: "col" }, sort ? button() : text);
+    return el(`th.${place}`, { scope: "col" }, sort ? button() : text);
   });
   return {
     element: el("thead", {}, el("tr", {}, cells)),

@@ -1,6 +1,7 @@
 /** Light and dark: follow the system or the reader's choice, and give the colors of style.css to canvases. */
 
 import { el, fill, icon } from "./dom.js";
+import { onPrint } from "./print.js";
 
 const THEMES = ["system", "light", "dark"];
 const ICONS = {
@@ -11,7 +12,7 @@ const ICONS = {
 const STORED = "esper-theme";
 const listeners = new Set();
 const resolved = new Map();
-let printing = false;
+let isForPaper = false;
 
 /** Call a function whenever colors change; returns a function that stops this. */
 export function onColors(listener) {
@@ -59,7 +60,7 @@ function store(choice) {
 
 function apply(choice) {
   const root = document.documentElement;
-  if (printing || choice !== "system") root.dataset.theme = printing ? "light" : choice;
+  if (isForPaper || choice !== "system") root.dataset.theme = isForPaper ? "light" : choice;
   else delete root.dataset.theme;
   changed();
 }
@@ -82,17 +83,10 @@ export function themeSwitch() {
   show();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
   onPrint((now) => {
-    printing = now;
+    isForPaper = now;
     apply(choice);
   });
   return button;
-}
-
-/** Call a function with true before the page is printed, and with false afterwards. */
-export function onPrint(listener) {
-  addEventListener("beforeprint", () => listener(true));
-  addEventListener("afterprint", () => listener(false));
-  matchMedia("print").addEventListener("change", (event) => listener(event.matches));
 }
 
 /** Whether the reader asked for less motion. */

@@ -1,96 +1,109 @@
 /** A fleet as a canvas of tiles: one tile per host, one cell per slot. */
 
-import { el, mark } from "./dom.js";
+import { el } from "./dom.js";
 import { color, onColors, thin } from "./theme.js";
 import { EMPTY } from "./series.js";
 import { counted } from "./format.js";
 
-const SIZES = [38, 34, 30, 26, 22, 19, 16, 13, 11, 9, 7];
+const SIZES = [46, 38, 34, 30, 26, 22, 19, 16, 13, 11, 9, 7];
 const LETTERS_FROM = 11;
 const NUMBERS_FROM = 16;
 const IN_A_ROW = 6;
 
 /**
- * Return the picture of one fleet: {element, draw, destroy}.
+ * The picture of one fleet: {element, draw, destroy}.
  *
- * `draw(frame, range, height)` shows this fleet's part of a frame; `point(host)` is called with the host under the
+ * `draw(part, range, height)` shows the fleet's part of a frame; `point(host)` is called with the host under the
  * pointer or keyboard (null for none), and `open(host)` when one is chosen.
  */
-export function tiles({ label, hosts, slots }, point, open) {
-  const about = `${label}: ${counted(hosts, "host")}. Arrow keys move between hosts, Enter opens one.`;
-  const canvas = el("canvas", { tabindex: "0", role: "application", "aria-label": about });
-  const heading = el("h2", {}, label, " ", el("small", {}, counted(hosts, "host")));
-  const element = el("div.fleet", {}, heading, canvas);
-  const sprites = new Map();
-  let shown = null;
-  let focus = null;
-  let plan = null;
-
-  function draw(part, range, height) {
-    shown = { part, range, height };
-    paint();
+export class Tiles {
+  constructor({ label, hosts, slots }, point, open) {
+    Object.assign(this, { hosts, slots: slots.length, point, open, shown: null, focus: null, plan: null });
+    const about = `${label}: ${counted(hosts, "host")}. Arrow keys move between hosts, Enter opens one.`;
+    this.canvas = el("canvas", { tabindex: "0", role: "application", "aria-label": about });
+    const heading = el("h2", {}, label, " ", el("small", {}, counted(hosts, "host")));
+    this.element = el("div.fleet", {}, heading, this.canvas);
+    this.sprites = new Map();
+    this.listen();
+    this.observer = new ResizeObserver(() => this.paint());
+    this.observer.observe(this.element);
+    this.stop = onColors(() => {
+      this.sprites.clear();
+      this.paint();
+    });
   }
 
-  function paint() {
-    if (!shown || !canvas.clientWidth) return;
-    const next = layout(canvas.parentElement.clientWidth, shown.height, hosts, slots.length);
-    const ratio = devicePixelRatio || 1;
-    if (!plan || next.key !== plan.key || canvas.width !== Math.round(next.width * ratio)) {
-      plan = next;
-      sprites.clear();
-      canvas.width = Math.round(plan.width * ratio);
-      canvas.height = Math.round(plan.height * ratio);
-      canvas.style.height = `${plan.height}px`;
-    }
-    const ctx = canvas.getContext("2d");
-    ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
-    ctx.clearRect(0, 0, plan.width, plan.height);
-    paintTiles(ctx, plan, shown, { hosts, count: slots.length, sprites, ratio });
-    if (focus !== null) outline(ctx, plan, focus);
+  listen() {
+    const { canvas } = this;
+    const isMouse = (event) => event.pointerType === "mouse";
+    canvas.addEventListener("pointermove", (event) => isMouse(event) && this.look(this.under(event)));
+    canvas.addEventListener("pointerleave", (event) => {
+      if (isMouse(event) && document.activeElement !== canvas) this.look(null);
+    });
+    canvas.addEventListener("click", (event) => {
+      const host = this.under(event);
+      if (host !== null && event.pointerType !== "touch") this.open(host);
+      else this.look(host);
+    });
+    canvas.addEventListener("focus", () => this.look(this.focus ?? 0));
+    canvas.addEventListener("blur", () => this.look(null));
+    canvas.addEventListener("keydown", (event) => this.key(event));
   }
 
-  function setFocus(host) {
-    if (host === focus) return;
-    focus = host;
-    paint();
-    point(host);
-  }
-
-  const follow = (event) => setFocus(hostAt(plan, hosts, event.offsetX, event.offsetY));
-  const isMouse = (event) => event.pointerType === "mouse";
-  canvas.addEventListener("pointermove", (event) => isMouse(event) && follow(event));
-  canvas.addEventListener("pointerleave", (event) => {
-    if (isMouse(event) && document.activeElement !== canvas) setFocus(null);
-  });
-  canvas.addEventListener("click", (event) => {
-    const host = hostAt(plan, hosts, event.offsetX, event.offsetY);
-    if (host !== null && event.pointerType !== "touch") open(host);
-    else setFocus(host);
-  });
-  canvas.addEventListener("focus", () => setFocus(focus ?? 0));
-  canvas.addEventListener("blur", () => setFocus(null));
-  canvas.addEventListener("keydown", (event) => {
-    const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -plan.columns, ArrowDown: plan.columns }[event.key];
-    if (step) setFocus(Math.max(0, Math.min(hosts - 1, (focus ?? 0) + step)));
-    else if (event.key === "Enter" && focus !== null) open(focus);
+  key(event) {
+    const { columns } = this.plan ?? { columns: 1 };
+    const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[event.key];
+    if (step) this.look(Math.max(0, Math.min(this.hosts - 1, (this.focus ?? 0) + step)));
+    else if (event.key === "Enter" && this.focus !== null) this.open(this.focus);
     else return;
     event.preventDefault();
-    event.stopPropagation();
-  });
-  const observer = new ResizeObserver(paint);
-  observer.observe(element);
-  const stop = onColors(() => {
-    sprites.clear();
-    paint();
-  });
-  return {
-    element, draw,
-    destroy() {
-      observer.disconnect();
-      stop();
-      mark(canvas, "width", 0);
-    },
-  };
+  }
+
+  under(event) {
+    return hostAt(this.plan, this.hosts, event.offsetX, event.offsetY);
+  }
+
+  /** Bring out a host; null for none. */
+  look(host) {
+    if (host === this.focus) return;
+    this.focus = host;
+    this.paint();
+    this.point(host);
+  }
+
+  draw(part, range, height) {
+    this.shown = { part, range, height };
+    this.paint();
+  }
+
+  paint() {
+    if (!this.shown || !this.element.clientWidth) return;
+    const ratio = devicePixelRatio || 1;
+    this.fit(layout(this.element.clientWidth, this.shown.height, this.hosts, this.slots), ratio);
+    const ctx = this.canvas.getContext("2d");
+    ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
+    ctx.clearRect(0, 0, this.plan.width, this.plan.height);
+    paintTiles(ctx, this.plan, this.shown, { hosts: this.hosts, slots: this.slots, sprites: this.sprites, ratio });
+    if (this.focus !== null) outline(ctx, this.plan, this.focus);
+  }
+
+  /** Give the canvas the size of a plan. */
+  fit(plan, ratio) {
+    const { canvas } = this;
+    const [width, height] = [Math.round(plan.width * ratio), Math.round(plan.height * ratio)];
+    if (this.plan?.key === plan.key && canvas.width === width && canvas.height === height) return;
+    this.plan = plan;
+    this.sprites.clear();
+    Object.assign(canvas, { width, height });
+    canvas.style.height = `${plan.height}px`;
+  }
+
+  destroy() {
+    this.observer.disconnect();
+    this.stop();
+    this.sprites.clear();
+    this.canvas.width = 0;
+  }
 }
 
 /** Choose the largest cells with which all tiles fit into a height. */
@@ -127,7 +140,7 @@ function hostAt(plan, hosts, x, y) {
   return column < plan.columns && x >= 0 && y >= 0 && host < hosts ? host : null;
 }
 
-function paintTiles(ctx, plan, { part, range }, { hosts, count, sprites, ratio }) {
+function paintTiles(ctx, plan, { part, range }, { hosts, slots, sprites, ratio }) {
   const [low, high] = range;
   const born = new Set(part.born);
   const tints = Array.from({ length: 9 }, (_, i) => thin("score", 0.06 + 0.055 * i));
@@ -141,8 +154,8 @@ function paintTiles(ctx, plan, { part, range }, { hosts, count, sprites, ratio }
     ctx.beginPath();
     ctx.roundRect(x, y, plan.tileWidth, plan.tileHeight, plan.cell >= LETTERS_FROM ? 5 : 2);
     ctx.fill();
-    for (let slot = 0; slot < count; slot++) {
-      const at = 2 * (host * count + slot);
+    for (let slot = 0; slot < slots; slot++) {
+      const at = 2 * (host * slots + slot);
       const code = part.cells.slice(at, at + 2);
       if (!sprites.has(code)) sprites.set(code, sprite(code, plan.cell, ratio));
       const cx = x + plan.inset + (slot % plan.perRow) * (plan.cell + plan.gap);

@@ -16,6 +16,12 @@ export async function loadWords() {
   }
 }
 
+/** Return the explanation of a word; empty if there is none. */
+export function meaning(word) {
+  const text = meanings[word];
+  return typeof text === "string" ? text : "";
+}
+
 /** Return what a stage means, or nothing. */
 export function stageMeaning(name) {
   return meanings.stages?.[name] ?? "";
@@ -28,12 +34,10 @@ export function opMeaning(name) {
 
 /** Return a word that explains itself; `key` names it in the explanations, if it differs. */
 export function term(word, key = word) {
-  const text = meanings[key];
-  return typeof text === "string" && text ? explained(word, text) : el("span", {}, word);
+  return meaning(key) ? explained(word, meaning(key)) : el("span", {}, word);
 }
 
-/** Return text that shows a note. */
-export function explained(word, text) {
+function explained(word, text) {
   const button = el("button.term", { type: "button", "aria-expanded": "false" }, word);
   button.addEventListener("click", () => (asked === button ? hideNote() : showNote(button, text, true)));
   button.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && !asked && showNote(button, text));

@@ -1,0 +1,23 @@
+/** What is done before the page is printed, and undone afterwards. */
+
+const steps = [openFolds];
+let opened = [];
+
+/** Call a function with true before the page is printed, and with false afterwards. */
+export function onPrint(step) {
+  steps.push(step);
+}
+
+function openFolds(isPrinting) {
+  if (isPrinting) opened = [...document.querySelectorAll("details.fold.prints:not([open])")];
+  for (const fold of opened) fold.open = isPrinting;
+  if (!isPrinting) opened = [];
+}
+
+function printing(now) {
+  for (const step of steps) step(now);
+}
+
+addEventListener("beforeprint", () => printing(true));
+addEventListener("afterprint", () => printing(false));
+matchMedia("print").addEventListener("change", (event) => printing(event.matches));
