@@ -434,6 +434,10 @@ def test_a_policy_of_fleets_sees_price_limit_and_fresh_draws_once_a_decision():
     view = policy.seen[3][0]
     assert float(view.rent) == pytest.approx(0.07)
     assert float(view.budget) == pytest.approx(1000 / growth.num_initial - 1)
+    assert [float(view.signals.spent) for view, _, _ in policy.seen] == pytest.approx(
+        [n / 25 for n in range(25)], abs=0.02
+    )
+    assert float(view.signals.pace) == 1.0
     assert not torch.equal(policy.seen[0][2], policy.seen[1][2])
 
 

@@ -32,6 +32,8 @@ class SlotPolicy:
         self.policy = policy
         self.guess = 0.0
         """The first validation loss."""
+        self.first_cost = 0
+        """Operations of an optimizer step at the first decision."""
         self.history: ScoreHistory | None = None
         self._setting: Setting | None = None
         self._memory: list[Any] | None = None
@@ -57,7 +59,7 @@ class SlotPolicy:
         assert garden.space is not None
         assert metric is not None
         if self.history is None:
-            self.guess = max(metric, 1e-12)
+            self.guess, self.first_cost = max(metric, 1e-12), growth.step_cost
         setting = Setting(
             space=garden.space,
             episode=growth.config.decisions,
@@ -90,6 +92,8 @@ class SlotPolicy:
             legal=garden.legal(),
             slots=garden.state,
             vitals=garden.vitals,
+            spent=torch.tensor([growth.progress]),
+            pace=torch.tensor([growth.step_cost / (self.first_cost or growth.step_cost)]),
         )
 
     @staticmethod
@@ -106,11 +110,13 @@ class SlotPolicy:
         if isinstance(self.policy, LearnedPolicy) and self._setting is not None:
             memory = [part.tolist() for part in self.policy.memory]
         history = None if self.history is None else [_plain(part) for part in self.history]
-        return {"name": self.policy.name, "guess": self.guess, "history": history, "memory": memory}
+        known = {"name": self.policy.name, "guess": self.guess, "first_cost": self.first_cost}
+        return known | {"history": history, "memory": memory}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the state of another policy of this kind."""
         self._memory, self.guess = state["memory"], state["guess"]
+        self.first_cost = int(state.get("first_cost", 0))  # absent from older files
         if state["history"] is not None:
             like = empty_history(1, CPU)
             parts = zip(state["history"], like, strict=True)
