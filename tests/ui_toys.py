@@ -183,7 +183,9 @@ class Live:
 
 def next_change(stream: http.client.HTTPResponse) -> dict[str, Any]:
     """Return the next change that a stream tells of."""
+    end = time.monotonic() + 10
     while text := stream.readline().decode():
+        assert time.monotonic() < end, "nothing was told"
         if text.startswith("data: "):
             return json.loads(text.removeprefix("data: "))
     raise AssertionError("the stream has ended")

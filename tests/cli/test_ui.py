@@ -31,6 +31,20 @@ def refusal(*arguments: str, capsys) -> str:
     return capsys.readouterr().err
 
 
+@pytest.fixture
+def served(monkeypatch):
+    """What would be served, without serving it."""
+    found: dict = {"opened": None}
+
+    def serve(library, listener, token, hosts) -> None:
+        found.update(library=library, port=listener.getsockname()[1], token=token, hosts=hosts)
+        listener.close()
+
+    monkeypatch.setattr("esper.ui.server.serve", serve)
+    monkeypatch.setattr(ui.webbrowser, "open", lambda address: found.update(opened=address))
+    return found
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -49,7 +63,7 @@ def refusal(*arguments: str, capsys) -> str:
         (["nowhere"], "cannot read the folder nowhere: No such file or directory"),
     ],
 )
-def test_what_makes_no_sense_is_one_sentence(tmp_path, monkeypatch, capsys, arguments, said):
+def test_what_makes_no_sense_is_one_sentence(tmp_path, monkeypatch, capsys, arguments, said, served):
     monkeypatch.chdir(tmp_path)
     told = refusal(*arguments, capsys=capsys)
     assert said in told
@@ -70,20 +84,6 @@ def test_a_missing_package_is_one_sentence(monkeypatch, missing):
     monkeypatch.setattr(ui, "find_spec", lambda name: None if name == missing else find(name))
     with pytest.raises(EsperError, match=r"pip install 'esper-nn\[ui\]'"):
         Ui().run()
-
-
-@pytest.fixture
-def served(monkeypatch):
-    """What would be served, without serving it."""
-    found: dict = {"opened": None}
-
-    def serve(library, listener, token, hosts) -> None:
-        found.update(library=library, port=listener.getsockname()[1], token=token, hosts=hosts)
-        listener.close()
-
-    monkeypatch.setattr("esper.ui.server.serve", serve)
-    monkeypatch.setattr(ui.webbrowser, "open", lambda address: found.update(opened=address))
-    return found
 
 
 def test_the_folder_is_runs_or_the_current_one(tmp_path, monkeypatch, served, capsys):

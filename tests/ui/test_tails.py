@@ -91,12 +91,12 @@ def test_a_log_that_was_cut_and_written_on_is_read_anew(tmp_path, after):
 
 
 def test_a_log_that_was_replaced_or_removed_is_read_anew(tmp_path):
-    log = new_log()
-    (tmp_path / "log").write_text("1\n2\n")
+    log, same = new_log(), "2\n" * 2000
+    (tmp_path / "log").write_text("1\n" + same)
     values(log, tmp_path)
-    (tmp_path / "other").write_text("1\n2\n3\n")
+    (tmp_path / "other").write_text("3\n" + same + "4\n")
     (tmp_path / "other").replace(tmp_path / "log")
-    assert read(log, tmp_path) == [(0, 1), (2, 2), (4, 3)]
+    assert values(log, tmp_path) == [3, *[2] * 2000, 4]
     (tmp_path / "log").unlink()
     assert values(log, tmp_path) == []
     (tmp_path / "log").write_text("5\n")
