@@ -222,7 +222,7 @@ def test_a_growth_of_exaflops_is_no_damage():
 
 
 def test_a_long_growth_keeps_its_ends_in_bounded_memory():
-    steps = 3 * MOST_POINTS + 1
+    steps = 3 * MOST_POINTS + 2
     log = grown(*(point(i, float(i)) for i in range(steps)), *(event(steps, "plant") for _ in range(3 * MOST_EVENTS)))
     told = log.view(HEADER)
     losses = told["points"]["loss"]

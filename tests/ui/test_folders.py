@@ -124,7 +124,9 @@ def test_only_regular_files_are_opened(tree, kind, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [("link", r"cannot read config\.json"), ("pipe", r"config\.json is not a regular file")]
+    ("kind", "said"),
+    [("link", r"cannot read config\.json"), ("pipe", r"config\.json is not a regular file")],
+    ids=["link", "pipe"],
 )
 def test_a_file_that_is_replaced_between_looking_and_opening_is_refused(tree, kind, said, monkeypatch):
     path = tree.path / "config.json"
