@@ -17,6 +17,7 @@ from esper.dashboard.views import (
     facts,
     garden_fleets,
     garden_frames,
+    growth_facts,
     hosts_of,
     life_row,
     life_view,
@@ -174,6 +175,7 @@ def test_nothing_in_a_file_is_an_error(value, cells):
     shown += [garden_frames(value, [0]), garden_fleets(value), life_view({"epochs": value}, {"epochs": cells})]
     shown += [facts({"fleets": value, "learn": value}, {"device": value}), hosts_of({"fleets": [value]})]
     shown += [grown(value, {"point": value}, {"event": value}).view({"options": value, "budget": value})]
+    shown += [growth_facts({"options": value, "budget": value}), growth_facts({"options": {"slots": value}})]
     json.dumps(shown, allow_nan=False)
 
 
@@ -213,6 +215,22 @@ def test_a_growth_is_told_from_its_log():
         "detail": "h: 2",
     }
     assert told["options"] == {"total": 10}
+
+
+def test_a_growth_whose_budget_is_spent_is_over():
+    header = {**HEADER, "budget": 90}
+    assert [grown(point(step)).view(header)["is_over"] for step in (8, 9)] == [False, True]
+
+
+def test_facts_of_a_growth():
+    options = {"policy": "Doubling", "max_growth": 4.0, "slots": ["mlp", "attn"]}
+    assert growth_facts({**HEADER, "options": options}) == [
+        ["Policy", "Doubling"],
+        ["Budget", "1 EFLOP"],
+        ["Largest growth", "4"],
+        ["Slots", "mlp, attn"],
+    ]
+    assert growth_facts({}) == []
 
 
 def test_a_growth_of_exaflops_is_no_damage():

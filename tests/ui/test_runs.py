@@ -168,6 +168,13 @@ def test_a_growth_is_told_by_its_loss(tmp_path):
     assert {name: row[name] for name in expected} == expected
 
 
+def test_a_growth_whose_budget_is_spent_is_done(tmp_path):
+    folder = write_growth(tmp_path / "gpt", grown(1))
+    assert state(tmp_path, "gpt") == "running"
+    append(folder, json.dumps(grown(2, flops=1e9)) + "\n", "growth.jsonl")
+    assert state(tmp_path, "gpt") == "done"
+
+
 def test_a_growth_without_new_lines_has_stopped(tmp_path):
     folder = write_growth(tmp_path / "gpt", grown(1), grown(2))
     assert state(tmp_path, "gpt") == "running"

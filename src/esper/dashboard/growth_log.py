@@ -77,15 +77,15 @@ class GrowthLog:
     def story(self, header: Mapping[str, Any]) -> GrowthStory:
         """Return what happened so far. The header is what growth.json holds."""
         parameters, blocks = (count(header.get(name)) for name in ("parameters", "blocks"))
-        budget, options = number(header.get("budget")), header.get("options")
+        budget, options = budget_in(header), header.get("options")
         parameters = parameters if parameters is not None else (self.parameters or 0)
         blocks = blocks if blocks is not None else (self.blocks or 0)
         return GrowthStory(
             name=text(header.get("name"), 100) or "the model",
             steps=self.steps,
             spent=float(self.flops),
-            budget=budget if budget and budget > 0 else None,
-            is_over=self.is_finished,
+            budget=budget,
+            is_over=self.is_finished or (budget is not None and self.flops >= budget),
             parameters=(parameters, parameters if self.parameters is None else self.parameters),
             blocks=(blocks, blocks if self.blocks is None else self.blocks),
             points=self._shown(),
@@ -109,6 +109,12 @@ class GrowthLog:
             "events": [asdict(mark) for mark in self.events],
             "options": tidy(story.options),
         }
+
+
+def budget_in(header: Mapping[str, Any]) -> float | None:
+    """Return the operations that a growth may spend; None if its header does not say."""
+    found = number(header.get("budget"))
+    return found if found is not None and found > 0 else None
 
 
 def _columns(points: list[Point]) -> dict[str, list[float | None]]:

@@ -8,6 +8,7 @@ from esper.dashboard.curves import Curves
 from esper.dashboard.exam_text import about
 from esper.dashboard.plain import count, inside, number, short, text, tidy
 from esper.dashboard.sentences import does, exam_sentence
+from esper.dashboard.style import in_unit
 from esper.exam.records import ArmReport, ExamReport, Interval
 
 LOWER_IS_BETTER = ("loss", "squared_error")
@@ -153,6 +154,19 @@ def facts(recipe: Mapping[str, Any], environment: Mapping[str, Any], curves: Cur
         "Esper": text(environment.get("esper"), 60),
         "torch": text(environment.get("torch"), 60),
         "Command": text(environment.get("command"), 300),
+    }
+    return [[label, said] for label, said in found.items() if said]
+
+
+def growth_facts(header: Mapping[str, Any]) -> list[list[str]]:
+    """Return what a page says first about a growth: pairs of label and text. The header is what growth.json holds."""
+    options, budget = header.get("options"), number(header.get("budget"))
+    slots = [text(slot, 100) or "?" for slot in _list(inside(options, "slots"))]
+    found = {
+        "Policy": text(inside(options, "policy"), 100),
+        "Budget": None if budget is None else f"{' '.join(in_unit(budget))}FLOP",
+        "Largest growth": _number(inside(options, "max_growth")),
+        "Slots": ", ".join(slots),
     }
     return [[label, said] for label, said in found.items() if said]
 

@@ -13,7 +13,16 @@ from esper.dashboard.growth import summary
 from esper.dashboard.growth_log import GrowthLog
 from esper.dashboard.plain import count, inside, sentence, text, tidy
 from esper.dashboard.sentences import run_sentence
-from esper.dashboard.views import decisions_in, exams_view, facts, garden_fleets, garden_frames, life_row, life_view
+from esper.dashboard.views import (
+    decisions_in,
+    exams_view,
+    facts,
+    garden_fleets,
+    garden_frames,
+    growth_facts,
+    life_row,
+    life_view,
+)
 from esper.exam.records import ExamReport
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.json_records import from_json
@@ -57,8 +66,8 @@ class Pages:
         if run.kind == "growth":
             with self.library.opened_log(run, GROWTH_LOG, _growth_log) as log:
                 said = summary(log.made.story(header.config))
-            options = inside(header.config, "options") or {}
-            return found | {"sentence": said, "facts": [], "config": tidy(options), "views": ["growth"]}
+            told = {"facts": growth_facts(header.config), "config": tidy(inside(header.config, "options") or {})}
+            return found | {"sentence": said, "views": ["growth"]} | told
         return found | self._detail_of_run(run, state)
 
     def _detail_of_run(self, run: Run, state: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from esper.dashboard.curves import Series
+from esper.dashboard.growth_log import budget_in
 from esper.dashboard.plain import count, inside, number, sentence, short, text
 from esper.leyline.errors import FileError
 from esper.telemetry import lock
@@ -84,7 +85,7 @@ class Summary:
 
     def __init__(self, kind: Kind) -> None:
         self.kind: Kind = kind
-        self.updates, self.lines, self.is_over = 0, 0, False
+        self.updates, self.lines, self.flops, self.is_finished = 0, 0, 0.0, False
         self.best: float | None = None
         self.last: float | None = None
         self.buckets, self.width, self.filled = Series(), 1, 0
@@ -115,7 +116,8 @@ class Summary:
         found = inside(line, "point")
         if found is None:
             found = inside(line, "event")
-            self.is_over = inside(found, "kind") == "finish"
+            self.is_finished = inside(found, "kind") == "finish"
+        self.flops = max(self.flops, number(inside(found, "flops")) or 0.0)
         return count(inside(found, "step")), number(inside(found, "loss"))
 
     def spark(self) -> list[float | None]:
@@ -300,7 +302,8 @@ class Run:
         if self.kind == "run":
             done = self.stamps.get(CONTROLLER) is not None
             return "done" if done else "running" if self.is_written else "stopped"
-        if self.summary.is_over:
+        budget = budget_in(self.header.config)
+        if self.summary.is_finished or (budget is not None and self.summary.flops >= budget):
             return "done"
         return "running" if self.is_written or now - self.modified < self._quiet() else "stopped"
 
