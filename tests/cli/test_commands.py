@@ -103,9 +103,9 @@ def test_help_of_a_command_fits_80_columns(words, monkeypatch, capsys):
 
 
 FLAGS = {
-    "train": "--run-dir --rng-seed --device --log --json",
-    "resume": "--log --json",
-    "watch": "--once --every",
+    "train": "--run-dir --rng-seed --device --log --json --heads",
+    "resume": "--log --json --heads",
+    "watch": "--once --every --heads",
     "ui": "--port --host --token --open --no-open",
     "report": "",
     "exam": "--tasks --images --text --plan --budgeted --quick --device --memory-budget --out --json --hosts --rates"
@@ -282,6 +282,25 @@ def test_names_of_users_are_no_markup(name, tmp_path, capsys):
     assert f"unknown recipe {name!r}" in capsys.readouterr().err
     literal_console().print(Board(name, 3, [report(0)]))
     assert name in capsys.readouterr().out
+
+
+def test_watch_needs_no_torch_and_shows_every_stage_of_a_recipe(tmp_path):
+    """The number of updates is in the recipe of the folder, also in that of an older version."""
+    plain = recipe("general").plain()
+    plain["learn"]["ppo"]["anchor_coef"] = 0.1
+    plain["start"] = plain.pop("warm_start")
+    folder = RunFolder.create(tmp_path / "run", plain, {"device": "cuda"})
+    folder.append(report(0))
+    folder.write_start(0, 0, 60.0, never=0.25)
+    script = "import sys; from esper.cli import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    command = [sys.executable, "-c", script, "watch", str(folder.path), "--once"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"COLUMNS": "80"})
+    assert done.returncode == 0, done.stderr
+    assert f"1 of {recipe('general').updates}" in done.stdout
+    assert "stage 1 of 4: 14 fleets, " in done.stdout
+    assert "never grows: 0.250, +0.250" in done.stdout
+    assert "entropy" not in done.stdout
+    Watch(run_dir=folder.path, once=True, heads=True).run()
 
 
 def test_watch_says_that_a_run_has_stopped(tmp_path, capsys):

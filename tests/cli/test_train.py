@@ -453,7 +453,21 @@ def test_an_anomaly_is_printed_once_and_counted():
     assert second.endswith("2 s to go")
     assert "to go" not in third
     assert anomaly == "  ratio explosion ([op]): why; what to do"
-    assert count == "  ratio explosion ([op]), 2 updates so far"
+    assert count == "  ratio explosion ([op]) × 2, last at update 2"
+
+
+@pytest.mark.parametrize("heads", [False, True])
+def test_lines_of_a_run_compare_it_with_hosts_that_never_grow(tmp_path, capsys, heads):
+    train = Train(
+        recipe="smoke", run_dir=tmp_path / "run", logging=Logging(heads=heads), changes=(*SMALL, "--exam", "0")
+    )
+    train.run()
+    never = RunFolder(tmp_path / "run").start()["never"]
+    said = capsys.readouterr().out
+    for told in RunFolder(tmp_path / "run").reports():
+        assert told.objective is None or f"(never grows: {told.objective - never:+.3f})" in said
+    assert "(never grows: " in said
+    assert ("alpha target" in said) == heads
 
 
 def test_progress_is_lines_with_the_time_to_go_where_nothing_can_be_redrawn():

@@ -25,7 +25,7 @@ from tyro.conf import OmitArgPrefixes
 from esper.cli.console import literal_console, show_exam
 from esper.cli.exam import cost
 from esper.cli.flags import Flag, optional
-from esper.cli.report import write_report
+from esper.cli.report import REPORT, write_report
 from esper.cli.stopping import Stop, stopping
 from esper.exam.arms import ARMS, always
 from esper.exam.config import QUICK
@@ -44,11 +44,11 @@ from esper.tamiyo.features import HIDEABLE
 from esper.tamiyo.policies import LearnedPolicy
 from esper.tasks import load_task
 from esper.telemetry import SINKS, Board, RunFolder, Sink, SinkName
-from esper.telemetry.board import RECENT, duration
+from esper.telemetry.board import duration
 from esper.telemetry.folder import LOGS, OLDEST_LOGS, environment
+from esper.telemetry.setting import setting_of
 from esper.tolaria import Engine
 
-REPORT = "report.html"
 PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 """Print text as it is: names of files and settings are no markup."""
 
@@ -61,6 +61,8 @@ class Logging:
     """Trackers that get every update as well: tensorboard, wandb, mlflow."""
     json: Flag = False
     """Print each update as one line of JSON."""
+    heads: Flag = False
+    """Show the statistics of each head of the controller, too."""
 
     def check(self) -> None:
         """Raise an error if a tracker is not installed, before anything is written."""
@@ -96,16 +98,7 @@ class Logging:
             with Live(board, console=console, auto_refresh=False) as live:
                 yield lambda report: live.refresh()
         else:
-            yield lambda report: _print_line(board, console)
-
-
-def _print_line(board: Board, console: Console) -> None:
-    """Print the last update and the time to go."""
-    first, *rest = board.line().plain.split("\n")
-    left = board.updates - len(board.reports)
-    recent = [sum(old.seconds.values()) for old in board.reports[-RECENT:]]
-    to_go = f"  {duration(left * sum(recent) / len(recent))} to go" if left and recent else ""
-    console.print("\n".join([first + to_go, *rest]), **PLAIN)
+            yield lambda report: console.print(board.line(), **PLAIN)
 
 
 def _carefully(name: str, do: Callable[..., object], *arguments: object) -> bool:
@@ -172,7 +165,7 @@ class Train:
 
     def _suggest(self, plain: Recipe) -> None:
         """Refuse a misspelt flag of `train` itself, which the parser of the recipe's flags cannot know."""
-        own = ("--run-dir", "--rng-seed", "--device", "--log", "--json")
+        own = ("--run-dir", "--rng-seed", "--device", "--log", "--json", "--heads")
         for flag in (change.partition("=")[0] for change in self.changes if change.startswith("--")):
             close = get_close_matches(flag.replace("_", "-"), own, n=1, cutoff=0.75)
             if close and flag.removeprefix("--").partition(".")[0] not in plain.plain():
@@ -243,7 +236,8 @@ class Position:
 def go_on(folder: RunFolder, asked: Recipe, logging: Logging, at: Position) -> None:
     """Train through all stages to the end, or until a signal asks to stop; either way nothing is lost."""
     console, stages = literal_console(stderr=logging.json), asked.stages
-    board = Board(str(folder.path), asked.updates, folder.reports())
+    setting = setting_of(folder.config(), folder.environment())
+    board = Board(str(folder.path), setting.updates, folder.reports(), setting=setting, heads=logging.heads)
     with stopping() as stop, logging.told(folder, asked, len(board.reports)) as tell:
         while not stop():
             stage, training = stages[at.stage], at.training
@@ -251,6 +245,7 @@ def go_on(folder: RunFolder, asked: Recipe, logging: Logging, at: Position) -> N
                 training = prepared(folder, stage, at, console, stop)
             if training is None or stop():
                 break
+            board.start(folder.start())
             with logging.shown(board, console) as show:
                 while training.update < stage.learn.updates and not stop():
                     report = numbered(training.step(), first_update(asked, at.stage))
@@ -357,7 +352,7 @@ def complete(folder: RunFolder, console: Console) -> None:
     if not (folder.path / REPORT).exists():
         with console.status("writing the report"):
             path = write_report(folder)
-        said = f"report: {path}" if path else "for pictures: pip install 'esper-nn[plot]', then esper report"
+        said = f"report: {path}"
         console.print(said, **PLAIN)
     console.print(f"done: {folder.path}", **PLAIN)
 

@@ -11,6 +11,7 @@ from esper.cli.console import literal_console
 from esper.cli.flags import Flag, RunDir
 from esper.leyline.errors import EsperError
 from esper.telemetry import Board, RunFolder
+from esper.telemetry.setting import setting_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,25 +24,33 @@ class Watch:
     """Print the current state and exit."""
     every: float = 1.0
     """Seconds between refreshes."""
+    heads: Flag = False
+    """Show the statistics of each head of the controller, too."""
 
     def run(self) -> None:
         if not self.every > 0:
             raise EsperError(f"every must be positive, not {self.every}")
         folder, console = RunFolder.open(self.run_dir), literal_console()
-        from esper.recipes import Recipe  # imports torch, which help and typos do without
-
-        board = Board(str(folder.path), Recipe.revived(folder.config()).updates, folder.reports())
+        setting = setting_of(folder.config(), folder.environment())
+        board = Board(str(folder.path), setting.updates, setting=setting, heads=self.heads)
+        refresh(board, folder)
         if self.once:
             console.print(board)
         else:
             with Live(board, console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
                 while is_going_on(folder):
                     time.sleep(self.every)
-                    board.reports = folder.reports()  # from the beginning: a resumed run cuts its logs back
+                    refresh(board, folder)
                     live.refresh()
         if not is_going_on(folder) and not folder.done:
             resume = shlex.join(["esper", "resume", str(folder.path)])
             console.print(f"stopped after update {len(folder.reports())}: resume it with `{resume}`", soft_wrap=True)
+
+
+def refresh(board: Board, folder: RunFolder) -> None:
+    """Read what a board shows anew, from the beginning: a resumed run cuts its logs back."""
+    board.start(folder.start())
+    board.reports = folder.reports()
 
 
 def is_going_on(folder: RunFolder) -> bool:

@@ -25,7 +25,7 @@ def save_training_run(path: str | Path, training: Training, notes: Mapping[str, 
         envs.append(env_description(env))
     watch = training.watch
     counters = {"update": training.update, "updates": training.learner.updates, "decisions": training.fleets.decisions}
-    watched = {"usual": watch.usual, "starved": watch.starved, "explored": watch.explored, "alert": watch.alert}
+    watched = {name: getattr(watch, name) for name in ("usual", "starved", "since", "astray", "alert")}
     description = {"envs": envs, "counters": counters, "watched": watched, "notes": dict(notes or {})}
     write(path, RUN_FORMAT, tensors, _settings(training) | description)
 
@@ -57,7 +57,8 @@ def load_training_run(path: str | Path, training: Training) -> dict[str, Any]:
         training.update, learner.updates = int(counters["update"]), int(counters["updates"])
         training.watch.usual, training.watch.alert = watched["usual"], int(watched["alert"])
         training.watch.starved = {name: int(count) for name, count in watched["starved"].items()}
-        training.watch.explored |= watched.get("explored", {})  # absent from older checkpoints
+        training.watch.since |= watched.get("since", {})  # absent from older checkpoints
+        training.watch.astray = int(watched.get("astray", 0))
         return dict(description["notes"])
 
 
