@@ -18,11 +18,12 @@ import esper
 from esper.cli import explained, main
 from esper.cli.commands import COMMANDS, Command, Group, overview, parse
 from esper.cli.console import literal_console, print_table, show_exam
-from esper.cli.watch import Watch
+from esper.cli.watch import Watch, refresh
 from esper.leyline.errors import EsperError
 from esper.recipes import RECIPES, recipe
 from esper.tasks import register_task, unregister_task
 from esper.telemetry import Board, RunFolder
+from esper.telemetry.folder import LOGS
 from telemetry_toys import arm, exam, report
 
 RUN = "import sys; from esper.cli import main\ntry: main(sys.argv[1:])\n"
@@ -301,6 +302,24 @@ def test_watch_needs_no_torch_and_shows_every_stage_of_a_recipe(tmp_path):
     assert "never grows: 0.250, +0.250" in done.stdout
     assert "entropy" not in done.stdout
     Watch(run_dir=folder.path, once=True, heads=True).run()
+
+
+def test_a_watched_board_follows_its_run_also_when_it_is_cut_back(tmp_path):
+    folder, board = RunFolder.create(tmp_path / "run", recipe("smoke").plain(), {}), Board("run", 4)
+    lengths, seen = refresh(board, folder, {}), []
+    for update in range(3):
+        folder.append(report(update))
+        lengths = refresh(board, folder, lengths)
+        seen.append(len(board.reports))
+    before = board.reports
+    assert refresh(board, folder, lengths) == lengths
+    assert board.reports is before, "an unchanged log is not read again"
+    folder.cut(dict.fromkeys(LOGS, 0))
+    refresh(board, folder, lengths)
+    assert seen == [1, 2, 3]
+    assert not board.reports
+    (folder.path / "environment.json").unlink()
+    Watch(run_dir=folder.path, once=True).run()
 
 
 def test_watch_says_that_a_run_has_stopped(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import shlex
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from esper.cli.flags import Flag, RunDir
 from esper.leyline.errors import EsperError
 from esper.telemetry import Board, RunFolder
 from esper.telemetry.setting import setting_of
+
+ENVIRONMENT = "environment.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,26 +34,33 @@ class Watch:
         if not self.every > 0:
             raise EsperError(f"every must be positive, not {self.every}")
         folder, console = RunFolder.open(self.run_dir), literal_console()
-        setting = setting_of(folder.config(), folder.environment())
+        environment = folder.environment() if (folder.path / ENVIRONMENT).exists() else {}
+        setting = setting_of(folder.config(), environment)
         board = Board(str(folder.path), setting.updates, setting=setting, heads=self.heads)
-        refresh(board, folder)
+        lengths = refresh(board, folder, {})
         if self.once:
             console.print(board)
         else:
             with Live(board, console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
                 while is_going_on(folder):
                     time.sleep(self.every)
-                    refresh(board, folder)
+                    lengths = refresh(board, folder, lengths)
                     live.refresh()
         if not is_going_on(folder) and not folder.done:
             resume = shlex.join(["esper", "resume", str(folder.path)])
             console.print(f"stopped after update {len(folder.reports())}: resume it with `{resume}`", soft_wrap=True)
 
 
-def refresh(board: Board, folder: RunFolder) -> None:
-    """Read what a board shows anew, from the beginning: a resumed run cuts its logs back."""
+def refresh(board: Board, folder: RunFolder, before: Mapping[str, int]) -> Mapping[str, int]:
+    """Read what a board shows, if the lengths of the logs have changed, and return them.
+
+    Logs are read from the beginning: a resumed run cuts them back.
+    """
     board.start(folder.start())
-    board.reports = folder.reports()
+    lengths = folder.offsets()
+    if lengths != before:
+        board.reports = folder.reports()
+    return lengths
 
 
 def is_going_on(folder: RunFolder) -> bool:
