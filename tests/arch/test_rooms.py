@@ -95,7 +95,7 @@ WAITS = {
         "step": "once a minibatch, where there is a target_kl",
         "_non_finite": "once an update",
     },
-    "simic/sequences.py": {"sequence_indices": "once an update"},
+    "simic/sequences.py": {"sequence_indices": "once an update", "finished": "once a recording"},
     "simic/lives.py": {},
     "tamiyo/heads.py": {"check": "never in a loop"},
     "tolaria/budget.py": {},
@@ -119,7 +119,7 @@ WAITS = {
 """The files in which lives are lived and learned from, and the functions there that may wait for a device."""
 
 
-READS = ("item", "tolist", "cpu", "numpy")
+READS = ("item", "tolist", "cpu", "numpy", "unique")
 
 
 def waits(source: str) -> set[str]:

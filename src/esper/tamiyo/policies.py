@@ -193,10 +193,7 @@ class Gardener(Rule):
     A subclass says when to plant, in `wants`, and where, in `prefers`. Nothing is planted in the second half of an
     episode.
 
-    Args:
-        blueprint: Blueprint to plant. None: the largest.
-        slots: Names of the slots to plant in, in order of preference. None: all, in order.
-        choices: Choices of other heads for planting, such as `style="gate"` or `tempo=3`.
+    Its arguments are those of `Heuristic`.
     """
 
     def __init__(self, blueprint: str | None = None, slots: Sequence[str] | None = None, **choices: object) -> None:
@@ -281,10 +278,7 @@ class Schedule(Gardener):
 class Oversized(Gardener):
     """A policy that plants a seed in every slot at the beginning, then prunes those that contribute nothing.
 
-    Args:
-        blueprint: Blueprint to plant. None: the largest.
-        slots: Names of the slots to plant in, in order of preference. None: all, in order.
-        choices: Choices of other heads for planting, such as `style="gate"` or `tempo=3`.
+    Its arguments are those of `Heuristic`.
 
     Example:
         >>> esper.evaluate(env, esper.Oversized(), rent=0.02)

@@ -66,6 +66,19 @@ class SlotAssignment(NamedTuple):
     echo_alpha: Float[Tensor, " E"]
 
 
+class Known(NamedTuple):
+    """The state of all slots, (N, S), copied to the CPU between two decisions."""
+
+    graft: np.ndarray
+    alpha: np.ndarray
+    target: np.ndarray
+    silent: np.ndarray
+    lr: np.ndarray
+    loud: np.ndarray
+    due: np.ndarray
+    """Whether contributions are measured in the coming epoch."""
+
+
 class Assignment(NamedTuple):
     """The seeds of one epoch by slot, and the side rows in the order in which they start."""
 

@@ -24,6 +24,7 @@ from esper.leyline.state import NO_BLUEPRINT, SlotState, Split, Task, Vitals
 from esper.tolaria.assignment import (
     Assignment,
     Kind,
+    Known,
     Packed,
     Padding,
     Roomy,
@@ -57,19 +58,6 @@ class Measured(NamedTuple):
     metric: Float[Tensor, " N"]
     score: Float[Tensor, " N"]
     contribution: Float[Tensor, "N S"]
-
-
-class Known(NamedTuple):
-    """The state of all slots, (N, S), copied to the CPU between two decisions."""
-
-    graft: np.ndarray
-    alpha: np.ndarray
-    target: np.ndarray
-    silent: np.ndarray
-    lr: np.ndarray
-    loud: np.ndarray
-    due: np.ndarray
-    """Whether contributions are measured in the coming epoch."""
 
 
 class Fleet:
