@@ -81,6 +81,30 @@ def test_what_cheap_lives_are_charged_is_what_torch_counts(kind):
     assert trainer.state.stage[0, 0] in (Stage.HOLDING, Stage.BLENDING)
 
 
+@pytest.mark.parametrize("measured", [True, False])
+def test_fossilized_seeds_are_measured_and_paid_for_only_if_that_is_asked_for(measured):
+    """In a host, by torch's count, and in a fleet alike."""
+    lifecycle = LifecycleConfig(training=1, min_contribution=-1.0, measure_fossilized=measured)
+    trainer = toy_trainer("mlp", lifecycle=lifecycle)
+    fleet = Fleet(SPECS["mlp"], trainer.task, [0] * 2, trainer.config, lifecycle=lifecycle)
+    epoch = fleet.num_steps * fleet.config.batch_size * fleet.costs.host.train
+    trainer.budget, fleet.budget = 99.0 * epoch, torch.full((2,), 99.0 * epoch, dtype=torch.float64)
+    plant = fleet.space.action("GERMINATE", slot="s0", blueprint="low_rank", tempo="3")
+    keep, wait = fleet.space.action("FOSSILIZE", slot="s0"), fleet.space.action()
+    for action in (plant, *[wait] * 6, keep):
+        trainer.decide(action)
+        fleet.decide(torch.tensor([action] * 2))
+    assert trainer.state.stage[0, 0] == fleet.state.stage[0, 0] == Stage.FOSSILIZED
+    before, spent, known = trainer.spent, fleet.spent, fleet.vitals.contribution[0, 0].clone()
+    with FlopCounterMode(display=False) as counter:
+        trainer.decide(wait)
+    fleet.decide(torch.tensor([wait] * 2))
+    plain = len(trainer.task.validation.x) * trainer.flops_of_validation()
+    assert trainer.spent - before == counter.get_total_flops() - plain
+    assert (fleet.spent - spent).tolist() == [trainer.spent - before] * 2
+    assert torch.equal(fleet.vitals.contribution[0, 0], known) != measured
+
+
 class Replayed(Program):
     """A recorded program without a GPU: its function, called on the static inputs."""
 
