@@ -106,14 +106,15 @@ def test_an_exam_can_be_told_without_its_training():
 def test_an_exams_lives_are_its_own():
     """Not those of another task, kind of host or policy."""
     own = life("WAIT")
-    others = [replace(own, task="elsewhere"), replace(own, kind="cnn1d 4"), replace(own, arm="never")]
+    never = replace(own, arm="never", epochs=(replace(own.epochs[0], score=0.25),))
+    others = [replace(own, task="elsewhere"), replace(own, kind="cnn1d 4"), replace(own, arm="random"), never]
     story = replace(NOTHING, exams=[exam(arm("learned"))], lives=[*others, own])
-    assert story.lives_of(exam(), "learned") == [3]
+    assert story.lives_of(exam(), "learned") == [4]
     told = answers(story)
-    assert f"{RUN}/lives/3" in told
-    assert f"{RUN}/lives/2" not in told
-    assert told[f"{RUN}/lives/3"]["never"] == [0.5], "an equal host that never grew"
-    assert len(told[f"{RUN}/lives"]["lives"]) == 4
+    assert f"{RUN}/lives/4" in told
+    assert f"{RUN}/lives/3" not in told
+    assert told[f"{RUN}/lives/4"]["never"] == [0.25], "an equal host that never grew"
+    assert len(told[f"{RUN}/lives"]["lives"]) == 5
 
 
 def test_a_report_of_many_exams_stays_small():

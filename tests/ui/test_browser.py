@@ -6,16 +6,18 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from esper.cli.report import write_report
+from esper.leyline.reports import SlotReport
 from esper.telemetry import RunFolder
 from esper.telemetry.lock import locked
 from esper.ui.server import listening
-from telemetry_toys import small_run
+from telemetry_toys import arm, exam, life, small_run
 from ui_toys import Live, append, line, live, until, write_growth, write_run
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -164,11 +166,12 @@ def test_every_view_is_whole_at_every_width_in_both_themes(browser, server, widt
         assert (dark == "rgb(15, 20, 21)") == (scheme == "dark")
 
 
-def test_a_stranger_finds_what_a_run_is_about(browser, server):
-    with opened(browser) as page:
+def test_a_stranger_finds_what_a_run_is_about_and_the_way_back(browser, server):
+    with opened(browser, viewport={"width": 1000, "height": 300}) as page:
         visit(page, server)
         assert "6 runs" in page.locator(".lead").inner_text()
-        page.get_by_role("link", name="done", exact=True).click()
+        page.evaluate("scrollTo(0, 150)")
+        page.get_by_role("link", name="done", exact=True).evaluate("(link) => link.click()")
         page.locator(".lead").filter(has_text="never growing").wait_for()
         page.locator(".figures").filter(has_text="J now").wait_for()
         page.get_by_role("link", name="Frontier").click()
@@ -176,6 +179,10 @@ def test_a_stranger_finds_what_a_run_is_about(browser, server):
         assert page.title() == "done · Esper"
         page.go_back()
         page.locator(".lead").filter(has_text="never growing").wait_for()
+        assert page.evaluate("document.activeElement.tagName") == "H1", "readers of the screen hear where they are"
+        page.go_back()
+        page.locator(".runs tbody tr").first.wait_for()
+        until(lambda: page.wait_for_timeout(20) or page.evaluate("scrollY") == 150)
 
 
 def test_names_from_files_are_text(browser, server):
@@ -512,3 +519,107 @@ def test_a_report_prints_in_light_with_what_matters_unfolded(browser, report):
         until_count(page, page.locator("details:not([open])"), closed)
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(15, 20, 21)"
         assert len(page.pdf()) > 10_000
+
+
+NUMBERS = {
+    "fixed(0.12345)": "0.123",
+    "fixed(-1.5, 1)": "−1.5",
+    "fixed(null)": "–",
+    "signed(0.0004)": "0.000",
+    "signed(-0.0204)": "−0.020",
+    "signed(0.5)": "+0.500",
+    "digits(1.4)": "1.40",
+    "digits(1234.5)": "1,235",
+    "digits(0.00012)": "1.2e−4",
+    "digits(NaN)": "–",
+    "plain(0.50)": "0.5",
+    "short(12345)": "12.3 k",
+    "short(999999)": "1 M",
+    "short(2.5e12)": "2.5 T",
+    "size(9999)": "9,999",
+    "size(160512)": "161 k",
+    "operations(1.07e6)": "1.07 MFLOP",
+    "percent(0.001)": "<1 %",
+    "percent(0.256)": "26 %",
+    "counted(1, 'host')": "1 host",
+    "counted(1500, 'host')": "1,500 hosts",
+    "ago(0, 59)": "just now",
+    "ago(0, 7300)": "2 h ago",
+    "ago(0, 90000)": "1 day ago",
+    "spoken('SET_ALPHA_TARGET')": "set alpha target",
+}
+"""How numbers and names are written, three digits each."""
+
+
+def test_numbers_are_written_as_people_read_them(browser, server):
+    names = "{fixed, signed, digits, plain, short, size, operations, percent, counted, ago, spoken}"
+    with opened(browser) as page:
+        page.goto(f"http://127.0.0.1:{server.port}/")
+        for call, said in NUMBERS.items():
+            assert page.evaluate(f"import('/static/format.js').then(({names}) => {call})") == said, call
+
+
+POINTS = """async ([isBetterBelow, labels]) => {
+  const { scatter } = await import("/static/scatter.js");
+  const one = scatter({ title: "t", xName: "x", format: String });
+  document.body.append(one.element);
+  const point = (label, i) => ({ label, x: 100 + i, y: 1 + i / 50, low: null, high: null, own: !i, title: "" });
+  one.update({ points: labels.map(point), yName: "y", isBetterBelow });
+  await new Promise((done) => setTimeout(done, 100));
+  const boxes = [...one.element.querySelectorAll("text.name")].map((e) => e.getBoundingClientRect().toJSON());
+  const heights = [...one.element.querySelectorAll("circle")].map((e) => Number(e.getAttribute("cy")));
+  one.destroy();
+  return { boxes, heights };
+}"""
+
+
+def test_better_is_further_up_and_no_name_hides_another(browser, server):
+    labels = [f"an arm with a name {i}" for i in range(40)]
+    with opened(browser) as page:
+        visit(page, server)
+        up, down = (page.evaluate(POINTS, [below, labels]) for below in (False, True))
+        assert up["heights"] == sorted(up["heights"], reverse=True)
+        assert down["heights"] == sorted(down["heights"])
+        assert 12 < len(up["boxes"]) < 40, "what finds no room is left out"
+        for i, a in enumerate(up["boxes"]):
+            for b in up["boxes"][:i]:
+                apart = a["right"] <= b["left"] or b["right"] <= a["left"]
+                assert apart or a["bottom"] <= b["top"] + 3 or b["bottom"] <= a["top"] + 3
+
+
+def slot(name: str, stage: str, alpha: float = 0.0, blueprint: str | None = None) -> SlotReport:
+    return SlotReport(name, stage, alpha, blueprint, None)
+
+
+def test_a_life_says_what_was_done_where_and_what_was_likely(browser, server, folder):
+    empty = (slot("s0", "DORMANT"), slot("s1", "DORMANT"))
+    grown = (empty[0], slot("s1", "TRAINING", 0.0, "conv_heavy"))
+    gone = (empty[0], slot("s1", "EMBARGOED"))
+    known = {"op": {"WAIT": 0.25, "GERMINATE": 0.75}, "slot": {"s0": 0.4, "s1": 0.6}}
+    first, second, third = life("GERMINATE", "WAIT", "PRUNE").epochs
+    epochs = (
+        replace(first, slots=grown, legal=("WAIT", "GERMINATE"), probabilities=known),
+        replace(second, slots=grown, legal=("WAIT",)),
+        replace(third, slots=gone, score=0.75),
+    )
+    run = RunFolder(write_run(folder / "lived", [0.5]))
+    never = replace(life("WAIT", "WAIT", "WAIT"), arm="never")
+    run.write_exam(
+        [exam(arm("learned"), arm("never", 0.1, 0.05, 0.2))], [replace(never, arm="learned", epochs=epochs), never]
+    )
+    try:
+        with opened(browser) as page:
+            visit(page, server, f"#/run/{until(lambda: found(server, 'lived'))}/life/0")
+            rows = page.locator(".decisions tbody tr")
+            assert "germinate conv_heavy in s1" in rows.nth(0).inner_text()
+            assert "prune s1" in rows.nth(2).inner_text()
+            assert rows.nth(0).locator(".bar-of").get_attribute("aria-label") == "wait 25 %, germinate 75 %"
+            assert rows.nth(1).locator(".legal").get_attribute("aria-label") == "legal: wait"
+            rows.nth(0).locator("summary").click()
+            rows.nth(0).locator(".heads").filter(has_text="slot s1 60 %, s0 40 %").wait_for()
+            strip = page.locator(".strip").nth(1).get_attribute("aria-label")
+            assert strip == "s1: training conv_heavy from 0, embargoed from 2"
+            assert "0.250 more than the same host never grown" in page.locator(".lead").inner_text()
+    finally:
+        shutil.rmtree(folder / "lived")
+        until(lambda: not found(server, "lived"))

@@ -8,6 +8,7 @@ import { lifeBody } from "./life.js";
 import { heads, number } from "./parts.js";
 import { saySentence } from "./words.js";
 
+const MOST_LISTED = 500;
 const NOTHING_RECORDED = "No life is recorded yet: exams record some, and the garden shows those of training.";
 
 /** Return the list of recorded lives. */
@@ -21,7 +22,7 @@ export function livesView(page, id) {
     const { lives } = await get(ofRun(id, "lives"));
     element.lastElementChild.hidden = !lives.length;
     saySentence(lead, lives.length ? livesText(lives) : NOTHING_RECORDED);
-    fill(body, lives.map((life) => lifeRow(id, life)));
+    fill(body, lives.slice(0, MOST_LISTED).map((life) => lifeRow(id, life)));
   }
   return { element, refresh, destroy() {}, wants: ["state", "exams"] };
 }
@@ -29,7 +30,8 @@ export function livesView(page, id) {
 function livesText(lives) {
   const arms = new Set(lives.map(({ arm }) => arm)).size;
   const recorded = `${counted(lives.length, "life", "lives")} under ${counted(arms, "arm")} of the exam`;
-  return `${recorded}, recorded decision by decision: open one to see what became of its host.`;
+  const listed = lives.length > MOST_LISTED ? ` The first ${whole(MOST_LISTED)} are listed.` : "";
+  return `${recorded}, recorded decision by decision: open one to see what became of its host.${listed}`;
 }
 
 function lifeRow(id, { index, task, kind, arm, host, score, growth, epochs }) {

@@ -9,6 +9,7 @@ const LINE = 15;
 const LETTER = 6.8;
 const DOT = 7;
 const FARTHEST_ROW = 3;
+const HINT_POINTS = "Point at an arm to read its figures. Dotted: the frontier, which no smaller arm is above.";
 
 /**
  * Return a picture of points {label, x, y, low, high, own, title}, as {element, update, light, destroy}.
@@ -17,13 +18,13 @@ const FARTHEST_ROW = 3;
  */
 export function scatter({ title, xName, format }) {
   const box = el("div.scatter");
-  const said = el("p.said", { "aria-hidden": "true" });
+  const said = el("p.said", { "aria-hidden": "true" }, HINT_POINTS);
   const element = el("figure.chart", {}, el("div.chart-head", {}, el("h3", {}, title)), box, said);
   let data = null;
   let width = 0;
   const light = (label) => {
     const point = data?.points.find((one) => one.label === label);
-    say(said, point?.title ?? "");
+    say(said, point?.title ?? HINT_POINTS);
     for (const part of box.querySelectorAll("[data-label]")) part.classList.toggle("lit", part.dataset.label === label);
   };
   const paint = () => {
@@ -109,7 +110,7 @@ function frontier(points, x, y, isBetterBelow) {
   for (const point of sorted) if (!best.length || isBetter(point.y, best.at(-1).y)) best.push(point);
   if (best.length < 2) return null;
   const step = (point, i) => (i ? `H${x(point.x)}V${y(point.y)}` : `M${x(point.x)},${y(point.y)}`);
-  const title = svg("title", {}, "The frontier: no smaller arm does better");
+  const title = svg("title", {}, "The frontier: no smaller arm is above it");
   return svg("path.frontier", { d: best.map(step).join("") }, title);
 }
 
