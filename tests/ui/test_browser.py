@@ -587,6 +587,20 @@ def test_better_is_further_up_and_no_name_hides_another(browser, server):
                 assert apart or a["bottom"] <= b["top"] + 3 or b["bottom"] <= a["top"] + 3
 
 
+def test_a_run_of_which_only_an_exam_is_left_shows_it(browser, server, folder):
+    RunFolder(write_run(folder / "examined")).write_exam([exam(arm("learned"), arm("never", 0.1, 0.05, 0.2))], [])
+    try:
+        with opened(browser) as page:
+            visit(page, server, f"#/run/{until(lambda: found(server, 'examined'))}")
+            page.locator(".point.own").first.wait_for()
+            assert page.url.endswith("/frontier")
+            page.locator(".arms tbody tr").nth(1).hover()
+            page.locator(".said").first.filter(has_text="never: J 0.500").wait_for()
+    finally:
+        shutil.rmtree(folder / "examined")
+        until(lambda: not found(server, "examined"))
+
+
 def slot(name: str, stage: str, alpha: float = 0.0, blueprint: str | None = None) -> SlotReport:
     return SlotReport(name, stage, alpha, blueprint, None)
 

@@ -80,10 +80,12 @@ function runHead() {
   return { element, update };
 }
 
-function tabLink({ kind, id }, view, tab) {
-  const [label, path] = TABS[view];
-  const href = `#/${kind}/${encodeURIComponent(id)}${path}`;
-  return el("a", { href, "aria-current": view === tab ? "page" : null }, label);
+function tabLink(run, view, tab) {
+  return el("a", { href: viewAddress(run, view), "aria-current": view === tab ? "page" : null }, TABS[view][0]);
+}
+
+function viewAddress({ kind, id }, view) {
+  return `#/${kind}/${encodeURIComponent(id)}${TABS[view][1]}`;
 }
 
 /** The page: shows what the address asks for, and keeps it up to date. */
@@ -143,6 +145,7 @@ class Application {
       title: (name, where) => this.title(name, where),
       live: (state) => this.ended(here, state),
       about: (what) => this.about(here, what),
+      go: (view) => this.now === here && location.replace(viewAddress(here.about, view)),
     };
   }
 

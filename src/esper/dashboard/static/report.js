@@ -22,7 +22,7 @@ async function reportParts() {
   return [
     title, el("p.lead", {}, sentence(about.sentence)), problems(about, curves), picture(curves, exams), tables(exams),
     explanations(),
-    chapter("The exam", exams.length ? examDetails(exams) : []),
+    chapter(exams.length > 1 ? "The exams" : "The exam", exams.length ? examDetails(exams) : []),
     chapter("The training", curves.updates ? training(curves) : []), chapter("Some of its hosts", examples(lives)),
     factSections(about),
   ];
@@ -54,7 +54,7 @@ function picture(curves, exams) {
   if (!exams.length) return null;
   const both = examPictures();
   both.update(exams[0]);
-  return both.element;
+  return [exams.length > 1 ? el("h2", {}, exams[0].setting) : null, both.element];
 }
 
 function tables(exams) {
