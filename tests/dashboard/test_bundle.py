@@ -95,8 +95,7 @@ def test_text_never_becomes_markup_or_code(name):
 
 @pytest.mark.parametrize("name", OWN)
 def test_lines_are_short(name):
-    limit = 120 if name != "style.css" else 400
-    assert not [line for line in OWN[name].splitlines() if len(line) > limit]
+    assert not [line for line in OWN[name].splitlines() if len(line) > 120]
 
 
 @pytest.mark.parametrize("name", MODULES)
