@@ -10,7 +10,7 @@ import pytest
 from esper.telemetry import RunFolder
 from esper.telemetry.lock import locked
 from esper.ui import runs
-from esper.ui.runs import NEAR, SPARK, Summary
+from esper.ui.runs import NEAR, SPARK, Summary, updates_of
 from ui_toys import Asker, append, line, short_line, write_growth, write_run
 
 
@@ -205,3 +205,13 @@ def test_a_run_that_comes_back_is_no_longer_damaged(tmp_path):
     for away, state in {True: "damaged", False: "stopped"}.items():
         run.rename(tmp_path / "away") if away else (tmp_path / "away").rename(run)
         assert [row["state"] for row in asker.listed()] == [state]
+
+
+def test_the_updates_of_a_run_are_those_of_all_its_stages():
+    def stage(updates: object) -> dict[str, object]:
+        return {"learn": {"updates": updates}}
+
+    assert updates_of(stage(9)) == 9
+    assert updates_of({"pretrain": [stage(4), stage(5)], **stage(2)}) == 11
+    assert updates_of({"pretrain": [stage("x")], **stage(2)}) is None
+    assert updates_of({"pretrain": None}) is None

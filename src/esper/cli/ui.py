@@ -32,7 +32,7 @@ class Ui:
     """Show runs and growth logs as a live page in the browser.
 
     The page shows everything below a folder, now and while it grows. It is read-only, works offline, and answers this
-    machine alone; for other machines, give --host and --token.
+    machine alone, unless it is given a host and a token.
     """
 
     folder: Annotated[

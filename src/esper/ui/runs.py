@@ -204,12 +204,21 @@ def _of_run(folder: Folder) -> Header:
         raise FileError(f"{RUN} is damaged: it has no version and recipe")
     if version > VERSION:
         raise FileError(f"{RUN} was written by a newer Esper: upgrade Esper to see this run")
-    title, of = text(recipe.get("name"), 100) or "", count(inside(recipe, "learn", "updates"))
-    found = Header(title, of, config=recipe)
+    found = Header(text(recipe.get("name"), 100) or "", updates_of(recipe), config=recipe)
     try:
         return found._replace(never=number(inside(folder.json(START), "never")))
     except FileError as error:
         return found._replace(problem=sentence(error))
+
+
+def updates_of(recipe: Mapping[str, Any]) -> int | None:
+    """Return the number of updates of all stages of a recipe; None if it does not say."""
+    stages = recipe.get("pretrain")
+    parts = [
+        count(inside(part, "learn", "updates")) for part in [*(stages if isinstance(stages, list) else ()), recipe]
+    ]
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None
 
 
 def _of_growth(folder: Folder) -> Header:
