@@ -46,7 +46,9 @@ class Question:
                 page = browser.new_page(viewport={"width": 1280, "height": 900})
                 found = {"runs": self.runs, "reports": self.reports, "address_after_s": round(took, 2)}
                 print(json.dumps(found | first_paint(page, url) | memory(page, process)), flush=True)
-                page.click("text=live")
+                listed = page.evaluate("fetch('/api/runs?search=live').then(answer => answer.json())")
+                page.goto(f"{url}#/run/{listed['runs'][0]['id']}")
+                page.wait_for_selector("canvas")
                 self.soak(page, process, live)
                 browser.close()
 
