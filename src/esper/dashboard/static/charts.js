@@ -309,6 +309,7 @@ class Chart {
       swatch.style.setProperty("--c", `var(--${one.color})`);
       if (one.letter) swatch.style.color = `var(--on-${one.color}, var(--surface))`;
       if (one.dash?.length) swatch.classList.add("dashed");
+      if (one.isFaint) swatch.classList.add("faint");
       return el("span.item", {}, swatch, el("span", { title: one.about }, one.label), " ", el("b"));
     });
     fill(this.readout, el("span.at"), ...items);

@@ -47,14 +47,19 @@ export function lifeText({ task, kind, arm, host, never, epochs }) {
   const [first, last] = [epochs[0], epochs.at(-1)];
   const planted = epochs.filter(({ op, refused }) => op === "GERMINATE" && !refused).length;
   const kept = last.slots.filter(({ blueprint }) => blueprint).length;
-  const grown = planted ? `was planted ${counted(planted, "seed")}, holds ${whole(kept)} at the end` : "never grew";
-  const sizes = [...new Set([first.parameters, last.parameters])].map(size).join(" to ");
+  const seeds = planted ? ` (${counted(planted, "seed")} planted, ${whole(kept)} held)` : "";
+  const grown = last.parameters === bareSize(first) ? `stayed at ${size(last.parameters)} parameters`
+    : `grew from ${size(bareSize(first))} to ${size(last.parameters)} parameters`;
   const lead = never?.length ? last.score - never.at(-1) : null;
   const level = known(lead) && signed(lead) === "0.000";
   const ended = !known(lead) ? "" : level ? ", as much as the same host never grown"
     : `, ${fixed(Math.abs(lead))} ${lead > 0 ? "more" : "less"} than the same host never grown`;
-  const about = `Host ${host} of ${task} (${kind}) under ${arm} ${grown} (${sizes} parameters)`;
-  return `${about} and scores ${fixed(last.score)}${ended}.`;
+  return `Under ${arm}, host ${host} of ${task} (${kind}) ${grown}${seeds} and scores ${fixed(last.score)}${ended}.`;
+}
+
+/** Parameters of the host without its seeds. */
+function bareSize({ parameters, growth }) {
+  return Math.round(parameters / (1 + growth));
 }
 
 /** Return everything that is drawn of a life, as {element, update, destroy}. */
@@ -124,7 +129,8 @@ function lifeFigures({ epochs, never }) {
   const changes = epochs.filter(({ op }) => op !== "WAIT").length;
   const items = [["score", fixed(last.score), lead]];
   if (known(last.growth)) items.push(["growth", fixed(last.growth, 2), `${fixed(1 + last.growth, 1)} × the bare host`]);
-  if (known(last.parameters)) items.push(["parameters", size(last.parameters), `${size(first.parameters)} at first`]);
+  const bare = `${size(bareSize(first))} without seeds`;
+  if (known(last.parameters)) items.push(["parameters", size(last.parameters), bare]);
   if (known(flops)) items.push(["compute", operations(flops), "spent on this host"]);
   return [...items, ["decisions", whole(epochs.length), `${counted(changes, "change")}`]];
 }

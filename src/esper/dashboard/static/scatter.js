@@ -4,7 +4,8 @@ import { el, fill, say, svg } from "./dom.js";
 import { plain } from "./format.js";
 
 const HEIGHT = 340;
-const EDGE = { left: 54, right: 20, top: 16, bottom: 42 };
+const EDGE = { left: 54, top: 16, bottom: 42 };
+const MOST_RIGHT = 74;
 const LINE = 15;
 const LETTER = 6.8;
 const DOT = 7;
@@ -49,19 +50,20 @@ export function scatter({ title, xName, format }) {
 
 function drawn({ points, yName, isBetterBelow }, { width, xName, format, title }) {
   if (!points.length) return el("p.quiet", {}, "No arm has known figures.");
-  const x = logScale(points.map((point) => point.x), EDGE.left + 12, width - EDGE.right - 12);
+  const right = width - Math.min(MOST_RIGHT, 0.17 * width);
+  const x = logScale(points.map((point) => point.x), EDGE.left + 12, right);
   const y = scaleY(points, isBetterBelow);
   const said = points.map((point) => `${point.label}: ${yName} ${plain(point.y)}, ${xName} ${format(point.x)}`);
   const options = { viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img" };
   return svg("svg", { ...options, "aria-label": `${title}. ${said.join("; ")}` },
     y.ticks.map((tick) => tickY(y(tick), width, plain(tick))),
     x.ticks(width).map((tick) => tickX(x(tick), format(tick))),
-    svg("text.axis-name", { x: width - EDGE.right, y: HEIGHT - 4, "text-anchor": "end" }, `${xName} (log scale)`),
+    svg("text.axis-name", { x: width - 4, y: HEIGHT - 4, "text-anchor": "end" }, `${xName} (log scale)`),
     frontier(points, x, y, isBetterBelow), points.map((point) => pointMark(point, x, y)), names(points, x, y, width));
 }
 
 function tickY(y, width, text) {
-  const line = svg("line", { x1: EDGE.left, x2: width - EDGE.right, y1: y, y2: y });
+  const line = svg("line", { x1: EDGE.left, x2: width - 4, y1: y, y2: y });
   return svg("g.tick", {}, line, svg("text", { x: EDGE.left - 8, y: y + 4, "text-anchor": "end" }, text));
 }
 
@@ -126,11 +128,15 @@ function pointMark(point, x, y) {
 /** Names beside their points, where there is room; the others show when they are pointed at, and in the table. */
 function names(points, x, y, width) {
   const taken = points.map((point) => area(x(point.x) - DOT, y(point.y), 2 * DOT, 2 * DOT));
+  const whiskers = points.filter(({ low, high }) => low !== null && high !== null).map(({ x: at, low, high }) => {
+    return area(x(at) - 2, (y(low) + y(high)) / 2, 4, Math.abs(y(low) - y(high)));
+  });
   const sorted = [...points].sort((a, b) => Number(b.own) - Number(a.own) || a.x - b.x);
   return sorted.map((point) => {
     const length = point.label.length * LETTER * (point.own ? 1.08 : 1);
     const [px, py] = [x(point.x), y(point.y)];
-    const wanted = placesBeside(px, py, length).find((place) => isFree(place, taken, width));
+    const possible = placesBeside(px, py, length).filter((place) => isFree(place, taken, width));
+    const wanted = possible.find((place) => isFree(place, whiskers, width)) ?? possible[0];
     if (!wanted) return null;
     taken.push(wanted);
     const text = svg(point.own ? "text.name.own" : "text.name", { x: wanted.left, y: wanted.middle + 4 }, point.label);

@@ -189,13 +189,17 @@ function sprite(code, side, ratio) {
   const letter = code.charAt(0).toUpperCase();
   const isTwin = code.charAt(0) !== letter;
   const radius = side >= LETTERS_FROM ? 3 : 1;
-  ctx.beginPath();
-  ctx.roundRect(0.5, 0.5, side - 1, side - 1, radius);
+  const edge = () => {
+    ctx.beginPath();
+    ctx.roundRect(0.5, 0.5, side - 1, side - 1, radius);
+  };
+  edge();
   ctx.clip();
   if (EMPTY.has(letter)) emptyCell(ctx, side, letter);
   else seedCell(ctx, side, letter, Number(code.charAt(1)) / 9, isTwin);
   ctx.strokeStyle = EMPTY.has(letter) ? thin("line-strong", side >= LETTERS_FROM ? 1 : 0.5) : color(`stage-${letter}`);
   ctx.lineWidth = EMPTY.has(letter) ? 1.5 : side >= LETTERS_FROM ? 3 : 2;
+  edge();
   ctx.stroke();
   return canvas;
 }
