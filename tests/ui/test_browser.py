@@ -185,6 +185,14 @@ def test_a_stranger_finds_what_a_run_is_about_and_the_way_back(browser, server):
         until(lambda: page.wait_for_timeout(20) or page.evaluate("scrollY") == 150)
 
 
+def test_a_run_that_stopped_says_how_to_go_on(browser, server):
+    with opened(browser) as page:
+        visit(page, server, f"#/run/{server.id('growing')}")
+        assert page.locator(".command code").inner_text().startswith("esper resume ")
+        visit(page, server, f"#/run/{server.id('done')}")
+        assert page.locator(".command").count() == 0
+
+
 def test_names_from_files_are_text(browser, server):
     with opened(browser) as page:
         visit(page, server)
