@@ -33,7 +33,8 @@ class Garden(FleetEnv):
 
     def __init__(self, num_hosts: int, group: int = 1) -> None:
         everyone = torch.ones(num_hosts, dtype=torch.bool)
-        self.fleet = SimpleNamespace(num_hosts=num_hosts, device=torch.device("cpu"), everyone=everyone)
+        names = {"task": SimpleNamespace(name="garden"), "spec": SimpleNamespace(label="table")}
+        self.fleet = SimpleNamespace(num_hosts=num_hosts, device=torch.device("cpu"), everyone=everyone, **names)
         self.config = EnvConfig(episode=EPISODE, group=group)
         self.groups = torch.arange(num_hosts) // group
         self.space, self.gates = ActionSpace(("s0", "s1"), ("a", "b", "c")), LifecycleConfig(embargo=1)
@@ -48,12 +49,13 @@ class Garden(FleetEnv):
         )
 
     def reset(self) -> Signals:
-        self.state = empty_slots(self.fleet.num_hosts, 2)
+        self.slots = empty_slots(self.fleet.num_hosts, 2)
+        self.state = SimpleNamespace(generation=torch.zeros_like(self.groups))
         self.age = torch.zeros_like(self.groups)
         return self.look()
 
     def look(self) -> Signals:
-        state, planted = self.state, self.state.blueprint != NO_BLUEPRINT
+        state, planted = self.slots, self.slots.blueprint != NO_BLUEPRINT
         at = torch.arange(2), state.blueprint.clamp(min=0)
         worth = WORTH[at].where(planted, torch.nan)
         score = BASE + (worth * state.alpha).nansum(1)
@@ -73,13 +75,14 @@ class Garden(FleetEnv):
         )
 
     def step(self, actions: torch.Tensor) -> Step:
-        state, refused = apply(self.state, actions, self.vitals, self.gates, self.space)
-        self.state, self.age = tick(state, self.vitals, self.gates), self.age + 1
+        state, refused = apply(self.slots, actions, self.vitals, self.gates, self.space)
+        self.slots, self.age = tick(state, self.vitals, self.gates), self.age + 1
         final, over = self.look(), self.age >= EPISODE
         signals = final
         if over.any():
             empty = empty_slots(len(over), 2)
-            self.state = SlotState(*(torch.where(over[:, None], a, b) for a, b in zip(empty, self.state, strict=True)))
+            self.slots = SlotState(*(torch.where(over[:, None], a, b) for a, b in zip(empty, self.slots, strict=True)))
+            self.state.generation = self.state.generation + over
             self.age = torch.where(over, 0, self.age)
             signals = self.look()
         return Step(signals, final, torch.zeros_like(final.score), refused, torch.zeros_like(over), over)

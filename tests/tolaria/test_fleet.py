@@ -290,7 +290,9 @@ def test_vitals_by_hand():
     assert vitals.healthy.tolist() == healthy
     share = [[nan, nan], [nan, nan], [0.0, nan], [0.0, nan], [0.0, nan], [0.125, inf]]
     torch.testing.assert_close(vitals.share, torch.tensor(share), rtol=0, atol=0, equal_nan=True)
-    assert torch.equal(vitals.contribution, contribution)
+    planted = torch.tensor([[False, False], [False, False], [True, False], [True, False], [True, False], [True, True]])
+    expected = contribution.where(planted, nan)
+    torch.testing.assert_close(vitals.contribution, expected, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(vitals.pull, pulls)
 
 
