@@ -9,6 +9,8 @@ with simple policies. `esper --help` shows the command line.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from esper.registration import register_soon
+
 __version__ = "0.2.0.dev0"
 
 _PUBLIC = {
@@ -50,6 +52,7 @@ _PUBLIC = {
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 _SUBPACKAGES = (
     "dashboard",
+    "envs",
     "exam",
     "growth",
     "kasmina",
@@ -158,3 +161,6 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
+
+
+register_soon()  # gymnasium.make("esper:Growth-v0") imports this package and expects to find the environment

@@ -1,6 +1,7 @@
 """Draw one episode of a host: its metric, the alpha of its seeds, and their stages."""
 
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ LINE = 13
 
 def draw_life(
     reports: Sequence[EpochReport],
-    path: str | Path,
+    path: str | Path | BytesIO,
     *,
     twin: Sequence[EpochReport] = (),
     metric: str = "accuracy",
@@ -42,7 +43,7 @@ def draw_life(
 
     Args:
         reports: One report per epoch.
-        path: The image; its ending names the format.
+        path: The image; its ending names the format. A buffer receives a PNG.
         twin: An episode of the same host without growth, drawn for comparison.
         metric: Name of the task's metric.
         title: Text above the figure.
@@ -57,7 +58,7 @@ def draw_life(
     if not reports:
         raise EsperError("reports must hold at least one epoch, not none")
     slots = len(reports[0].slots)
-    with drawing(path, 8, 4.6 + 0.28 * slots) as figure:
+    with drawing(path, *life_size(slots)) as figure:
         axes = figure.subplots(3, sharex=True, height_ratios=[3, 1.4, 0.42 * slots])
         _draw_metric(axes[0], reports, twin, metric)
         _draw_alpha(axes[1], reports)
@@ -65,6 +66,11 @@ def draw_life(
         for ax in axes:
             quieten(ax, grid=False)
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+
+
+def life_size(slots: int) -> tuple[float, float]:
+    """Return width and height of the figure of a life, in inches."""
+    return 8, 4.6 + 0.28 * slots
 
 
 def _draw_metric(ax: "Axes", reports: Sequence[EpochReport], twin: Sequence[EpochReport], metric: str) -> None:

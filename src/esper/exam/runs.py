@@ -14,11 +14,11 @@ from torch.utils._pytree import tree_map
 from esper.exam.records import Life
 from esper.exam.statistics import Values
 from esper.kasmina.cost import epoch_cost
-from esper.leyline.actions import Head, Op
-from esper.leyline.lifecycle import Stage
-from esper.leyline.reports import EpochReport, SlotReport
-from esper.leyline.state import NO_BLUEPRINT, Setting, SlotState
+from esper.leyline.actions import Head
+from esper.leyline.reports import EpochReport
+from esper.leyline.state import Setting, SlotState
 from esper.simic.evaluation import Outcome, Tally
+from esper.simic.life_reports import decision_values, epoch_report
 from esper.simic.lives import Transition, episode
 from esper.simic.rewards import objective
 from esper.tamiyo.features import View
@@ -202,13 +202,7 @@ class EpisodeRecorder:
         )
         self.alive &= ~(step.terminated | step.truncated)
         if len(self.hosts):
-            (before,), final, slots = transition.before, step.final, step.final.slots
-            values = {
-                **{"op": actions[:, Head.OP], "refused": step.refused, "ended": step.terminated | step.truncated},
-                **{name: getattr(final, name) for name in ("train_loss", "loss", "metric", "score", "growth", "flops")},
-                **{"stage": slots.stage, "alpha": slots.alpha, "blueprint": slots.blueprint},
-                **{"contribution": final.vitals.contribution, "legal": before.signals.legal.any(-1)},
-            }
+            values = decision_values(transition.before[0], actions, step)
             self.epochs.append({name: value[self.hosts].cpu() for name, value in values.items()})
             self.probabilities.append(self._probabilities(actions))
 
@@ -230,7 +224,7 @@ class EpisodeRecorder:
         for epoch, recorded in enumerate(self.epochs):
             values = {name: value[row] for name, value in recorded.items()}
             probabilities = {head: p[row].tolist() for head, p in self.probabilities[epoch].items()}
-            reports.append(replace(self._epoch(epoch, values), probabilities=self._named(probabilities)))
+            reports.append(replace(epoch_report(self.setting, epoch, values), probabilities=self._named(probabilities)))
             if bool(values["ended"]):
                 break
         return reports
@@ -242,34 +236,3 @@ class EpisodeRecorder:
             head.name.lower(): {name: round(p, 4) for name, p in zip(choices[head], row, strict=True)}
             for head, row in probabilities.items()
         }
-
-    def _epoch(self, epoch: int, values: dict[str, Tensor]) -> EpochReport:
-        space = self.setting.space
-        slots = []
-        for s, name in enumerate(space.slots):
-            blueprint = int(values["blueprint"][s])
-            empty = blueprint == NO_BLUEPRINT
-            slots.append(
-                SlotReport(
-                    name=name,
-                    stage=Stage(int(values["stage"][s])).name,
-                    alpha=values["alpha"][s].item(),
-                    blueprint=None if empty else space.blueprints[blueprint],
-                    contribution=None if empty else values["contribution"][s].item(),
-                )
-            )
-        growth = values["growth"].item()
-        return EpochReport(
-            epoch=epoch,
-            op=Op(int(values["op"])).name,
-            refused=bool(values["refused"]),
-            train_loss=values["train_loss"].item(),
-            validation_loss=values["loss"].item(),
-            metric=values["metric"].item(),
-            score=values["score"].item(),
-            parameters=round(self.setting.parameters * (1 + growth)),
-            growth=growth,
-            flops=int(values["flops"]),
-            slots=tuple(slots),
-            legal=tuple(op.name for op in Op if values["legal"][op]),
-        )

@@ -24,7 +24,7 @@ from esper.tolaria.fleet import Fleet, Measured
 from esper.tolaria.governor import GovernorConfig, HealthHistory, empty_health, judge
 from esper.tolaria.setting import make_setting
 
-Record = TypeVar("Record", Signals, Measured)
+Record = TypeVar("Record", bound=NamedTuple)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,9 +196,7 @@ class FleetEnv:
         Where `together`, the whole group begins with equal weights; elsewhere a host begins with its own.
         """
         births, generation = state.births + fresh, state.generation + (fresh & together)
-        shared = key(self.config.rng_seed, "group", self.groups, generation)
-        alone = key(self.config.rng_seed, "place", torch.arange(len(fresh), device=fresh.device), births)
-        self.fleet.reset(fresh, torch.where(together, shared, alone))
+        self.fleet.reset(fresh, self.keys(together, births, generation))
         pairs = zip(empty_health(self.fleet), state.history, strict=True)
         state = state._replace(
             sibling=torch.where(fresh, together, state.sibling),
@@ -207,6 +205,14 @@ class FleetEnv:
             history=HealthHistory(*(torch.where(fresh, new, old) for new, old in pairs)),
         )
         return state, self.fleet.evaluate_bare()
+
+    def keys(
+        self, together: Bool[Tensor, " N"], births: Int[Tensor, " N"], generation: Int[Tensor, " N"]
+    ) -> Int[Tensor, " N"]:
+        """Return what determines the weights and batches of the episodes that begin."""
+        shared = key(self.config.rng_seed, "group", self.groups, generation)
+        alone = key(self.config.rng_seed, "place", torch.arange(len(births), device=births.device), births)
+        return torch.where(together, shared, alone)
 
     def succeed(
         self, state: EnvState, ended: Bool[Tensor, " N"], over: Bool[Tensor, " N"]
@@ -296,20 +302,20 @@ class FleetEnv:
         self.state = state = self.state._replace(age=self.state.age + 1, history=history)
         over = self.fleet.over if has_budget else state.age >= self.config.episode
         now = self.signals(measured, train_loss, flops, self.fleet)
-        final = _choose(sick, self.signals(good.measured, train_loss, flops, good), now)
+        final = choose(sick, self.signals(good.measured, train_loss, flops, good), now)
         signals, ended, test = now, sick | over, None
         if bool(ended.any()):  # waits for the device
             if self.on_end is not None:
                 self.on_end(ended)
             test = None if self.test is None else self.fleet.evaluate_on(self.test)
             self.state, renewed = self.succeed(state, ended, over)
-            measured = _choose(ended, renewed, measured)
-            signals = _choose(ended, self.first_signals(measured), now)
+            measured = choose(ended, renewed, measured)
+            signals = choose(ended, self.first_signals(measured), now)
         self.state = self.state._replace(good=Good(self.fleet.state, self.fleet.vitals, measured))
         return Step(signals, final, sick * self.config.penalty, refused, sick, over & ~sick, test)
 
 
-def _choose(rows: Bool[Tensor, " N"], yes: Record, no: Record) -> Record:
+def choose(rows: Bool[Tensor, " N"], yes: Record, no: Record) -> Record:
     """Return a record with the rows of `yes` where `rows` is true, and of `no` elsewhere."""
 
     def chosen(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -1,0 +1,97 @@
+"""Turn what is known of hosts into flat observations, masks and infos, as numpy arrays."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from esper.leyline.actions import ActionSpace, Head, Op
+from esper.leyline.state import Setting
+from esper.simic.lives import LifeState
+from esper.simic.rewards import objective
+from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, View, column_names, features
+
+BOUND = 20.0
+"""Largest value in an observation; features are ratios and logarithms, and larger only where a host is failing."""
+Info = dict[str, Any]
+
+
+def observe(view: View) -> Float[Tensor, "N D"]:
+    """Return the features of hosts, then those of each slot, as one row for each host."""
+    seen = features(view)
+    return torch.cat([seen.host, seen.slots.flatten(1)], 1).clamp(-BOUND, BOUND)
+
+
+def observation_names(setting: Setting) -> tuple[str, ...]:
+    """Return the name of each column of an observation: `score`, or `s0.alpha` of a slot."""
+    of_slot = column_names(SLOT_FEATURES)
+    return (*column_names(HOST_FEATURES), *(f"{slot}.{name}" for slot in setting.space.slots for name in of_slot))
+
+
+def masks(legal: Bool[Tensor, "N O S"], space: ActionSpace) -> Bool[Tensor, "N A"]:
+    """Return which choices of each head some legal action makes, in head order.
+
+    An op is in the mask if it is legal on some slot, a slot if some op other than WAIT is legal on it. Together they
+    may still be illegal, and are then refused.
+    """
+    allowed = {head: legal.new_ones(len(legal), size) for head, size in zip(Head, space.sizes, strict=True)}
+    allowed[Head.OP] = legal.any(2)
+    acting = torch.arange(len(Op), device=legal.device) != Op.WAIT
+    slots = legal[:, acting].any(1)
+    allowed[Head.SLOT] = slots | ~slots.any(1, keepdim=True)
+    return torch.cat(list(allowed.values()), 1)
+
+
+def split_mask(mask: np.ndarray, space: ActionSpace) -> tuple[Any, ...]:
+    """Return a flat mask as `MultiDiscrete.sample(mask=...)` takes it: for each head, and of several hosts for each."""
+    if mask.ndim > 1:
+        return tuple(split_mask(row, space) for row in mask)
+    ends = np.cumsum(space.sizes)[:-1]
+    return tuple(part.astype(np.int8) for part in np.split(mask, ends))
+
+
+def facts(life: LifeState, refused: Bool[Tensor, " N"], space: ActionSpace) -> dict[str, Tensor]:
+    """Return what `info` says of every host."""
+    signals = life.signals
+    return {
+        "score": signals.score.double(),
+        "metric": signals.metric.double(),
+        "growth": signals.growth.double(),
+        "j": objective(signals, life.rent).double(),
+        "flops": signals.flops.double(),
+        "price": life.rent.double(),
+        "spent": torch.zeros_like(signals.score).double() if signals.spent is None else signals.spent.double(),
+        "age": signals.age,
+        "refused": refused,
+        "legal": signals.legal,
+        "action_mask": masks(signals.legal, space),
+    }
+
+
+def arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """Copy tensors with a row for each host to new arrays, in one transfer; float64 holds all their values exactly."""
+    flat = torch.cat([x.flatten(1).double() if x.ndim > 1 else x.double()[:, None] for x in tensors.values()], 1)
+    packed = flat.cpu().numpy()
+    ends = np.cumsum([x[0].numel() for x in tensors.values()])[:-1]
+    parts = zip(tensors.items(), np.split(packed, ends, 1), strict=True)
+    return {name: part.reshape(x.shape).astype(DTYPES[x.dtype]) for (name, x), part in parts}
+
+
+DTYPES = {torch.float64: np.float64, torch.float32: np.float32, torch.int64: np.int64, torch.bool: np.bool_}
+
+
+def marked(known: dict[str, Any], rows: np.ndarray) -> Info:
+    """Return an info of a vector env: only `rows` are known, the others 0, and `_name` says which."""
+    info: Info = {}
+    for name, value in known.items():
+        info[name] = np.where(rows.reshape(-1, *[1] * (value.ndim - 1)), value, np.zeros_like(value))
+        info[f"_{name}"] = rows.copy()
+    return info
+
+
+def info_of(infos: Info, n: int) -> Info:
+    """Return what the infos of a vector env say of one host, without the marks and the life before."""
+    plain = {name: value for name, value in infos.items() if not name.startswith(("_", "final_"))}
+    return {name: value[n].copy() if value.ndim > 1 else value[n].item() for name, value in plain.items()}
