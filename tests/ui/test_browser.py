@@ -28,6 +28,8 @@ FAULTS = """() => {
   const told = (e) => `${e.tagName} ${e.className?.baseVal ?? e.className}`;
   const named = "a[href], button, input, select, summary, [tabindex='0']:not(pre), [role=img], [role=region]";
   for (const e of all(named)) if (!name(e)) found.push(`no name: ${told(e)}`);
+  for (const e of all("button[aria-label], a[aria-label]"))
+    if (/[a-z]{2}/.test(e.innerText) && !e.ariaLabel.includes(e.innerText.trim())) found.push(`other name: ${told(e)}`);
   for (const e of all("[aria-hidden=true]")) if (e.querySelector("a, button, input")) found.push(`hidden: ${told(e)}`);
   for (const e of all("th")) if (!e.scope) found.push(`no scope: ${e.textContent}`);
   for (const e of all("button:not(.term, .sort), select, input[type=search]"))
