@@ -210,7 +210,7 @@ class Application {
     here.isBusy = false;
     if (here.isStale && this.now === here) {
       here.isStale = false;
-      await this.refresh(here, null);
+      this.refresh(here, null); // not awaited: whoever waits for the first has something to show
     }
   }
 }
