@@ -5,7 +5,7 @@
 
 Copies of the run share one log of `--reports` reports. A browser (Chromium, through playwright) opens the list, then
 the page of one more run, to whose logs a report and a garden are appended twice a second. Prints one line of JSON a
-minute.
+minute: memory of server and page, and the longest time from a line in the log to its figure on the page.
 """
 
 import json
@@ -27,6 +27,8 @@ from playwright.sync_api import Page, sync_playwright
 
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 KEPT = ("config.json", "environment.json", "start.json")
+SHOWN = "n => Number(document.querySelector('.figures > div:last-child b').textContent.replaceAll(',', '')) >= n"
+"""Whether the page shows so many updates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,16 +73,27 @@ class Question:
     def soak(self, page: Page, process: int, live: Path) -> None:
         """Append to the logs of a run while its page is open, and report memory every minute."""
         reports, gardens = ((live / name).read_text().splitlines() for name in ("reports.jsonl", "garden.jsonl"))
-        began, update, told = time.monotonic(), len(reports), 0
+        began, update, told, longest = time.monotonic(), len(reports), 0, 0.0
         while (now := time.monotonic() - began) < 60 * self.minutes:
             for name, lines in (("reports.jsonl", reports), ("garden.jsonl", gardens)):
                 with open(live / name, "a", encoding="utf-8") as file:
                     file.write(numbered(lines[update % len(lines)], update))
             update += 1
+            if update % 10 == 0:
+                longest = max(longest, shown_after(page, update))
             page.wait_for_timeout(500)
             if now >= 60 * told:
                 told += 1
-                print(json.dumps({"minute": round(now / 60, 1), "updates": update} | memory(page, process)), flush=True)
+                found = {"minute": round(now / 60, 1), "updates": update, "shown_after_s": round(longest, 2)}
+                print(json.dumps(found | memory(page, process)), flush=True)
+                longest = 0.0
+
+
+def shown_after(page: Page, updates: int) -> float:
+    """Return the seconds until the page shows so many updates."""
+    started = time.perf_counter()
+    page.wait_for_function(SHOWN, arg=updates, polling=20)
+    return time.perf_counter() - started
 
 
 def numbered(line: str, update: int) -> str:

@@ -188,6 +188,7 @@ def test_facts_leave_out_what_is_not_known():
         ["Device", "cpu, 2 threads"],
         ["Price of growth", "0.02"],
     ]
+    assert facts({}, {"device": "cpu", "threads": 1}) == [["Device", "cpu, 1 thread"]]
     assert facts({}, {}) == []
 
 

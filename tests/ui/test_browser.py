@@ -1,7 +1,6 @@
 """The page in a browser: every view, with real runs, at three widths, light and dark, by mouse, touch and keyboard."""
 
 import json
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from browser_toys import SOON, chromium, opened, visit
 from esper.cli.report import write_report
 from esper.leyline.reports import SlotReport
 from esper.telemetry import RunFolder
@@ -20,12 +20,7 @@ from esper.ui.server import listening
 from telemetry_toys import arm, exam, life, small_run
 from ui_toys import Live, append, line, live, until, write_growth, write_run
 
-CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-FLAGS += ["--disable-component-update", "--disable-sync"]
 HOSTILE = "<img src=x onerror=hacked=1><b>&amp;"
-SOON = 6000
-"""Milliseconds in which something new must be shown, several times what it takes."""
 FAULTS = """() => {
   const found = [];
   const all = (selector) => [...document.querySelectorAll(selector)].filter((e) => e.checkVisibility());
@@ -33,6 +28,8 @@ FAULTS = """() => {
   const told = (e) => `${e.tagName} ${e.className?.baseVal ?? e.className}`;
   const named = "a[href], button, input, select, summary, [tabindex='0']:not(pre), [role=img], [role=region]";
   for (const e of all(named)) if (!name(e)) found.push(`no name: ${told(e)}`);
+  for (const e of all("button[aria-label], a[aria-label]"))
+    if (/[a-z]{2}/.test(e.innerText) && !e.ariaLabel.includes(e.innerText.trim())) found.push(`other name: ${told(e)}`);
   for (const e of all("[aria-hidden=true]")) if (e.querySelector("a, button, input")) found.push(`hidden: ${told(e)}`);
   for (const e of all("th")) if (!e.scope) found.push(`no scope: ${e.textContent}`);
   for (const e of all("button:not(.term, .sort), select, input[type=search]"))
@@ -48,21 +45,6 @@ FAULTS = """() => {
   return found;
 }"""
 """What a reader without a mouse, without sight, or with a small screen would stumble over."""
-
-
-def chromium() -> Iterator[Any]:
-    """Start a browser; without one, a machine of continuous integration fails and any other skips."""
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        sync_playwright = None
-    if sync_playwright is None or not CHROMIUM.exists():
-        missing = f"needs the package playwright and {CHROMIUM}"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(missing)
-    with sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -108,33 +90,6 @@ def server(folder) -> Iterator[Live]:
         yield server
 
 
-@contextmanager
-def opened(browser: Any, *errors: str, **options: Any) -> Iterator[Any]:
-    """Open a page in which nothing may go wrong, but for errors that are named."""
-    context = browser.new_context(**options)
-    page, said = context.new_page(), []
-    page.set_default_timeout(SOON)
-    page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("dialog", lambda dialog: said.append(f"dialog {dialog.message}"))
-    try:
-        yield page
-        assert not [text for text in said if not any(known in text for known in errors)]
-        assert page.evaluate("window.hacked") is None
-    finally:
-        context.close()
-
-
-def visit(page: Any, server: Live, address: str = "#/") -> None:
-    """Go to a view and wait until it says its sentence."""
-    url = f"http://127.0.0.1:{server.port}/{address}"
-    if page.url == url:
-        page.reload()
-    else:
-        page.goto(url)
-    page.locator(".lead").filter(has_text=".").wait_for()
-
-
 def views(server: Live) -> dict[str, tuple[str, str]]:
     """Addresses of all views, and what each must hold."""
     done, gpt, odd = (found(server, name) for name in ("done", "gpt", HOSTILE))
@@ -178,8 +133,9 @@ def test_a_stranger_finds_what_a_run_is_about_and_the_way_back(browser, server):
         page.locator(".point.own").first.wait_for()
         assert page.title() == "done · Esper"
         page.go_back()
-        page.locator(".lead").filter(has_text="never growing").wait_for()
-        assert page.evaluate("document.activeElement.tagName") == "H1", "readers of the screen hear where they are"
+        page.locator(".figures").filter(has_text="J now").wait_for()
+        heading = "document.activeElement.tagName === 'H1'"
+        until(lambda: page.wait_for_timeout(20) or page.evaluate(heading))  # readers of the screen hear where they are
         page.go_back()
         page.locator(".runs tbody tr").first.wait_for()
         until(lambda: page.wait_for_timeout(20) or page.evaluate("scrollY") == 150)
@@ -285,6 +241,34 @@ def test_a_run_that_grows_is_followed_and_the_reader_is_left_in_peace(browser, s
         page.locator(".badge").filter(has_text="ended").wait_for()
         page.get_by_role("button", name="Show all").first.click()
         assert plot.evaluate("(plot) => plot === document.activeElement"), "the focus is not lost"
+
+
+def test_what_changes_while_a_view_is_loaded_is_shown(browser, tmp_path):
+    run = write_run(tmp_path / "run", [0.5])
+
+    def answer_late(route: Any) -> None:
+        answer = route.fetch()
+        if len(asked) == 0:
+            append(run, line(1, 0.75))
+        asked.append(route.request.url)
+        route.fulfill(response=answer)
+
+    asked: list[str] = []
+    with live(tmp_path) as server, opened(browser) as page:
+        page.route("**/curves*", answer_late)
+        visit(page, server, f"#/run/{server.id('run')}")
+        page.locator(".figures").filter(has_text="0.750").wait_for()
+
+
+def test_a_page_opened_in_the_background_shows_what_it_missed(browser, tmp_path):
+    run = write_run(tmp_path / "run", [0.5])
+    with live(tmp_path) as server, opened(browser) as page:
+        page.add_init_script("Object.defineProperty(document, 'hidden', { get: () => !window.isSeen });")
+        visit(page, server, f"#/run/{server.id('run')}")
+        page.locator(".figures").filter(has_text="0.500").wait_for()
+        append(run, line(1, 0.75))
+        page.evaluate("window.isSeen = true; document.dispatchEvent(new Event('visibilitychange'))")
+        page.locator(".figures").filter(has_text="0.750").wait_for()
 
 
 def test_the_list_follows_a_run(browser, server, folder):
@@ -526,7 +510,24 @@ def test_a_report_prints_in_light_with_what_matters_unfolded(browser, report):
         page.emulate_media(media="screen")
         until_count(page, page.locator("details:not([open])"), closed)
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(15, 20, 21)"
-        assert len(page.pdf()) > 10_000
+
+
+AT_ONCE = """() => {
+  for (let i = 0; i < 2; i++) dispatchEvent(new Event("beforeprint"));
+  const found = [...document.querySelectorAll(".scatter svg, .uplot canvas")].filter((e) => e.checkVisibility());
+  dispatchEvent(new Event("afterprint"));
+  return [found.length, document.querySelectorAll("details[open]").length];
+}"""
+
+
+def test_all_pictures_are_there_before_the_paper_is(browser, report, tmp_path):
+    with opened(browser, viewport={"width": 1280, "height": 900}) as page:
+        page.goto(report.as_uri())
+        page.locator(".uplot canvas").first.wait_for()
+        pictures, unfolded = page.evaluate(AT_ONCE)
+        assert (pictures, unfolded) == (5, 0), "J, score for size and compute, ops and blueprints; then all as before"
+        page.pdf(format="A4", path=tmp_path / "paper.pdf")
+        assert (tmp_path / "paper.pdf").read_bytes().count(b"/Type /Page\n") in (2, 3)
 
 
 NUMBERS = {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from dataclasses import asdict, replace
 
 import pytest
@@ -53,6 +54,11 @@ def test_the_list_is_sorted_filtered_and_cut(tmp_path):
     assert names("sort=name") == ["a", "Ab", "b", "c"]
     assert names("sort=-best") == ["a", "b", "Ab", "c"], "a run without J comes last"
     assert names("sort=best") == ["Ab", "b", "a", "c"]
+    write_growth(tmp_path / "gpt", {"point": {"step": 1, "flops": 1, "parameters": 1, "loss": 2.0}})
+    asker.search()
+    assert names("sort=-best") == ["a", "b", "Ab", "c", "gpt"], "a loss is no J"
+    shutil.rmtree(tmp_path / "gpt")
+    asker.search()
     assert names("sort=-updates") == ["Ab", "a", "b", "c"]
     assert names("sort=name&offset=1&limit=2") == ["Ab", "b"]
     assert names("sort=name&search=A") == ["a", "Ab"]

@@ -84,7 +84,8 @@ def _cost(exam: ExamReport) -> str:
 def _trained(exam: ExamReport) -> str:
     """Give the cost of training the policy, and the episodes per training and setting."""
     trainings = "1 training" if exam.trainings == 1 else f"{exam.trainings} trainings"
-    took = f"{trainings} of {exam.policy} took {exam.decisions:,} decisions and {exam.seconds / 60:.0f} minutes"
+    time = f"{exam.seconds / 60:.0f} minutes" if exam.seconds >= 90 else f"{exam.seconds:.0f} seconds"
+    took = f"{trainings} of {exam.policy} took {exam.decisions:,} decisions and {time}"
     each = round(exam.lives / max(exam.settings * exam.trainings, 1))
     settings = "" if exam.settings < 2 else f" in each of {exam.settings} settings"
     return f"{took}, with {each:,} episodes per training{settings}."

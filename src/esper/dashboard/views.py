@@ -149,7 +149,9 @@ def facts(recipe: Mapping[str, Any], environment: Mapping[str, Any], curves: Cur
     found = {
         "Recipe": text(recipe.get("name"), 100),
         "Hosts" if len(settings) != 1 else "Host": shown,
-        "Device": f"{device}, {threads} threads" if device and threads and device == "cpu" else device,
+        "Device": f"{device}, {threads} thread{'s' * (threads > 1)}"
+        if device and threads and device == "cpu"
+        else device,
         "Price of growth": _number(inside(recipe, "learn", "rent", "end")),
         "Esper": text(environment.get("esper"), 60),
         "torch": text(environment.get("torch"), 60),

@@ -29,7 +29,7 @@ OPENED = 16
 SORTS: dict[str, Callable[[Run], Any]] = {
     "modified": lambda run: run.modified,
     "name": lambda run: run.name.casefold(),
-    "best": lambda run: run.summary.best,
+    "best": lambda run: run.summary.best if run.kind == "run" else None,  # a loss is no J
     "updates": lambda run: run.summary.updates,
 }
 BY_CONTENT = ("best", "updates")

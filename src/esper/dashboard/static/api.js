@@ -56,6 +56,7 @@ export class Changes {
 
   open() {
     clearTimeout(this.timer);
+    this.hasMissed ||= document.hidden;
     if (this.source || document.hidden) return;
     this.source = new EventSource(this.address);
     this.source.addEventListener("open", () => this.opened());

@@ -135,7 +135,7 @@ class Chart {
     return {
       width: this.width(),
       height: options.height,
-      padding: [10, (plot) => (this.hasRoom(plot) ? this.room() : 14), 0, 0],
+      padding: [10, (plot) => (this.hasRoom(plot) ? this.room() : options.isCompute ? 24 : 14), 0, 0],
       legend: { show: false },
       cursor: {
         y: false,

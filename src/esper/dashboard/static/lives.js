@@ -65,7 +65,7 @@ export function hostView(page, id, fleet, host, at) {
 
 function hostLead(label, host, life, isWhole) {
   const last = life.at(-1);
-  const age = `${isWhole ? "" : "at least "}${counted(life.length - 1, "decision")} old`;
-  const scores = `scores ${fixed(last.score)}, from ${fixed(life[0].score)}`;
-  return `Host ${host} of ${label} is ${age} at update ${whole(last.update)} and ${scores}.`;
+  const epoch = `epoch ${whole(life.length - 1)}${isWhole ? "" : " or later"} of its life`;
+  const scores = `it scores ${fixed(last.score)}, and scored ${fixed(life[0].score)} at first`;
+  return `Host ${host} of ${label} in ${epoch} (update ${whole(last.update)}): ${scores}.`;
 }

@@ -31,7 +31,7 @@ const VIEWS = {
   life: ["lives", (page, id, numbers) => lifeView(page, id, numbers[0])],
   frontier: ["frontier", (page, id) => frontierView(page, id)],
 };
-const BADGES = { live: "live", ended: "ended", lost: "connection lost" };
+const BADGES = { live: "live", ended: "ended", idle: "no run is live", lost: "connection lost" };
 
 /** Find what an address asks for: {tab, id, make}; nothing if there is no such page. */
 function route(hash) {
@@ -112,18 +112,26 @@ class Application {
     const found = route(hash);
     this.problem.show(found ? "" : "There is no such page: go back to the list of runs.");
     if (!found) return fill(this.place);
-    const here = { ...found, hash, about: null, what: [], isBusy: false, isStale: false, timer: 0, state: "" };
+    const here = { ...found, hash, about: null, what: [], isBusy: false, isStale: false, timer: 0 };
+    Object.assign(here, { state: "", isLost: false });
     here.head = found.id === null ? null : before?.id === found.id ? before.head : runHead();
     this.now = here;
     here.view = found.make(this.pageOf(here));
     fill(this.place, here.head?.element, here.view.element);
+    this.listen(here); // before the first answers, so that no change between them and the stream is missed
     await this.refresh(here, null);
     if (this.now !== here) return null;
     scrollTo(0, this.scrolled.get(hash) ?? 0);
     if (before) this.place.querySelector("h1")?.focus({ preventScroll: true });
-    const tell = (isConnected) => this.now === here && this.connected(here, isConnected);
-    here.stream = new Changes(found.id, (what) => this.changed(here, what), tell);
     return null;
+  }
+
+  listen(here) {
+    const tell = (isConnected) => {
+      here.isLost = !isConnected;
+      if (this.now === here) this.showBadge(here);
+    };
+    here.stream = new Changes(here.id, (what) => this.changed(here, what), tell);
   }
 
   /** Leave the view that is shown, and return it. */
@@ -167,13 +175,14 @@ class Application {
 
   ended(here, state) {
     here.state = state;
-    if (this.badge.dataset.state !== "lost") this.connected(here, true);
+    this.showBadge(here);
   }
 
-  connected(here, isConnected) {
-    const state = !isConnected ? "lost" : here.state === "running" ? "live" : "ended";
-    mark(this.badge, "data-state", state);
-    say(this.badge, BADGES[state]);
+  showBadge({ isLost, state }) {
+    if (!isLost && !state) return; // nothing is known yet
+    const found = isLost ? "lost" : state === "running" ? "live" : state === "idle" ? "idle" : "ended";
+    mark(this.badge, "data-state", found);
+    say(this.badge, BADGES[found]);
   }
 
   /** Refresh soon, if the view shows what has changed; null is anything. */
@@ -201,7 +210,7 @@ class Application {
     here.isBusy = false;
     if (here.isStale && this.now === here) {
       here.isStale = false;
-      await this.refresh(here, null);
+      this.refresh(here, null); // not awaited: whoever waits for the first has something to show
     }
   }
 }

@@ -9,12 +9,14 @@ export function onPrint(step) {
 }
 
 function openFolds(isPrinting) {
-  if (isPrinting) opened = [...document.querySelectorAll("details.fold.prints:not([open])")];
+  if (isPrinting) opened.push(...document.querySelectorAll("details.fold.prints:not([open])"));
   for (const fold of opened) fold.open = isPrinting;
   if (!isPrinting) opened = [];
 }
 
+/** Browsers tell of one print twice: before it, and when they have counted pages; from the first on, sizes stay. */
 function printing(now) {
+  document.documentElement.toggleAttribute("data-paper", now);
   for (const step of steps) step(now);
 }
 

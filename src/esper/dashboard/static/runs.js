@@ -7,7 +7,7 @@ import { number, stateMark } from "./parts.js";
 import { spark } from "./spark.js";
 import { saySentence, term } from "./words.js";
 
-const ROWS = 200;
+const ROWS = 100;
 const MOST_COMPARED = 8;
 const STATES = ["running", "stopped", "done", "damaged"];
 const COLUMNS = [
@@ -56,7 +56,7 @@ export function runsView(page) {
     empty.hidden = found.runs.length > 0;
     table.hidden = !empty.hidden;
     say(empty, search || state ? "No run is like that." : EMPTY_FOLDER);
-    page.live(found.runs.some((run) => run.state === "running") ? "running" : "ended");
+    page.live(found.runs.some((run) => run.state === "running") ? "running" : "idle");
   }
   return { element, refresh, destroy() {}, wants: ["runs", "state", "reports", "growth"] };
 }

@@ -2,6 +2,7 @@
 
 import { el, fill, say, svg } from "./dom.js";
 import { plain } from "./format.js";
+import { onPrint } from "./print.js";
 
 const HEIGHT = 340;
 const EDGE = { left: 54, top: 16, bottom: 42 };
@@ -10,7 +11,12 @@ const LINE = 15;
 const LETTER = 6.8;
 const DOT = 7;
 const FARTHEST_ROW = 3;
-const HINT_POINTS = "Point at an arm to read its figures. Dotted: the frontier, which no smaller arm is above.";
+const HINT_POINTS =
+  "Point at an arm to read its figures. Bars: 95 % intervals. Dotted: the frontier, the best score for its cost.";
+const painters = new Set();
+
+// A fold that opens for print is laid out at once, but observers of sizes are told too late for the paper.
+onPrint((now) => now && painters.forEach((paint) => paint()));
 
 /**
  * Return a picture of points {label, x, y, low, high, own, title}, as {element, update, light, destroy}.
@@ -37,6 +43,7 @@ export function scatter({ title, xName, format }) {
   box.addEventListener("pointerover", (event) => light(event.target.closest("[data-label]")?.dataset.label));
   const observer = new ResizeObserver(paint);
   observer.observe(box);
+  painters.add(paint);
   return {
     element, light,
     update(next) {
@@ -44,7 +51,10 @@ export function scatter({ title, xName, format }) {
       data = next;
       paint();
     },
-    destroy: () => observer.disconnect(),
+    destroy() {
+      observer.disconnect();
+      painters.delete(paint);
+    },
   };
 }
 
@@ -112,7 +122,7 @@ function frontier(points, x, y, isBetterBelow) {
   for (const point of sorted) if (!best.length || isBetter(point.y, best.at(-1).y)) best.push(point);
   if (best.length < 2) return null;
   const step = (point, i) => (i ? `H${x(point.x)}V${y(point.y)}` : `M${x(point.x)},${y(point.y)}`);
-  const title = svg("title", {}, "The frontier: no smaller arm is above it");
+  const title = svg("title", {}, "The frontier: no cheaper arm scores better");
   return svg("path.frontier", { d: best.map(step).join("") }, title);
 }
 

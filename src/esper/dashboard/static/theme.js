@@ -76,7 +76,7 @@ export function themeSwitch() {
   }
   function show() {
     fill(button, icon(ICONS[choice]), el("span.label", {}, choice === "system" ? "auto" : choice));
-    button.setAttribute("aria-label", `Colors: ${choice === "system" ? "as the system" : choice}. Change.`);
+    button.setAttribute("aria-label", `Colors: ${choice === "system" ? "auto, as the system" : choice}. Change.`);
     button.title = button.getAttribute("aria-label");
     apply(choice);
   }
