@@ -3,10 +3,11 @@
 import os
 import signal
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from esper.jobs import Job
+from esper.jobs import Ending, Job
 from esper.leyline.errors import EsperError
 
 TESTS = str(Path(__file__).parent)
@@ -67,3 +68,28 @@ def blunder(done: str, begun: str) -> None:
 def forget(done: str, begun: str) -> None:
     """End without a result."""
     _begin(done, begun)
+
+
+class Here:
+    """Workers that are this process: the jobs are called one after the other, at most `lives` of them."""
+
+    at_once = 1
+
+    def __init__(self, lives: int = 10**6) -> None:
+        self.lives = lives
+        self.begun: list[str] = []
+
+    def start(self, job: Job) -> None:
+        self.job = job
+        if len(self.begun) == self.lives:
+            raise InterruptedError("the driver is gone")
+        self.begun.append(job.name)
+        module, _, name = job.function.partition(":")
+        getattr(import_module(module), name)(**job.given)
+
+    def ended(self, seconds: float) -> list[Ending]:
+        return [Ending(self.job)]
+
+    def interrupt(self) -> None: ...
+
+    def close(self) -> None: ...

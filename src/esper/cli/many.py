@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +17,6 @@ from esper.cli.flags import Flag, optional
 from esper.cli.stopping import stopping
 from esper.jobs import Job, Workers, run_jobs
 from esper.leyline.errors import EsperError
-
-Jobs = Sequence[Job]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,18 +72,18 @@ class Many:
 
             require_ray()
 
-    def all_done(self, jobs: Jobs, device: str, heard: Callable[[Job], object] = lambda job: None) -> bool:
-        """Do all jobs, call `heard` after each, and return whether all are done; a signal may stop them before."""
+    def done(self, jobs: Sequence[Job], device: str) -> Iterator[Job]:
+        """Do all jobs, and yield each as soon as it is done; a signal may stop them before all are."""
         if all(job.is_done for job in jobs):
-            for job in jobs:
-                heard(job)
-            return True
-        done = 0
+            yield from jobs
+            return
         with stopping() as stop, shown(jobs, literal_console(stderr=True)) as board:
-            for job in run_jobs(jobs, self.workers(len(jobs), device), board.tell, stop):
-                done += 1
-                heard(job)
-        return done == len(jobs)
+            yield from run_jobs(jobs, self.workers(len(jobs), device), board.tell, stop)
+
+    def sharing(self, count: int, device: str) -> int:
+        """Return how many of so many jobs share a GPU."""
+        gpus = len(visible_gpus()) if device.startswith("cuda") else 0
+        return -(-min(self.at_once or count, count) // max(gpus, 1)) if gpus else 1
 
 
 def available_cores() -> int:
@@ -105,7 +103,7 @@ def visible_gpus() -> list[str]:
 class JobBoard:
     """What all jobs are doing: a line for each in a terminal, a line for each event elsewhere."""
 
-    jobs: Jobs
+    jobs: Sequence[Job]
     console: Console
     every: float = 30.0
     said: dict[str, str] = field(default_factory=dict)
@@ -127,7 +125,7 @@ class JobBoard:
 
 
 @contextmanager
-def shown(jobs: Jobs, console: Console) -> Iterator[JobBoard]:
+def shown(jobs: Sequence[Job], console: Console) -> Iterator[JobBoard]:
     """Show jobs while they are done."""
     board = JobBoard(jobs, console)
     if console.is_terminal:

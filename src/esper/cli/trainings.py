@@ -51,8 +51,8 @@ def train_all(asked: "Train", count: int, many: Many) -> None:
         load_task(fleet.task, **fleet.options)  # what cannot be loaded is refused before anything begins
     jobs = [training_job(asked, n, folder) for n, folder in folders.items()]
     with locked(path / ".lock", path):
-        is_done = many.all_done(jobs, recipe.engine.device)
-    if is_done:
+        done = list(many.done(jobs, recipe.engine.device))
+    if len(done) == count:
         show_trainings([RunFolder(folder) for folder in folders.values()])
     else:
         print(f"stopped: the same command with --run-dir {path} goes on")
