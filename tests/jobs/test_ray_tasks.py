@@ -3,22 +3,25 @@
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from esper.cli import main
+from esper.cli.many import Many
 from esper.jobs import run_jobs
 from esper.jobs.ray_tasks import QUIET, RayTasks, connect
 from esper.jobs.running import ATTEMPTS
 from esper.leyline.errors import EsperError
-from jobs_toys import TESTS, begun, job
-from telemetry_toys import SMALL, same_runs
+from jobs_toys import TESTS, Here, begun, job
+from telemetry_toys import SMALL, same_runs, small_run, timeless_exams
 
 NO_RAY = importlib.util.find_spec("ray") is None
 needs_ray = pytest.mark.skipif(NO_RAY, reason="there is no Ray for this Python")
@@ -142,3 +145,47 @@ def test_trainings_through_ray_are_those_of_one_process_each_though_workers_are_
     for n in "12":
         same_runs(tmp_path / "plain" / n, tmp_path / "killed" / n)
     assert QUIET.items() <= os.environ.items()
+
+
+@needs_ray
+def test_an_exam_through_ray_is_that_of_one_process(ray, tmp_path, capsys):
+    run = small_run(tmp_path, tmp_path / "plain")
+    shutil.copytree(run, tmp_path / "ray")
+    flags = ["--hosts", "2", "--rates", "1", "--tuned-on", "2", "--plans", "0", "--no-thorough"]
+    main(["exam", str(run), *flags])
+    main(["exam", str(tmp_path / "ray"), *flags, "--ray", "--threads", "1"])
+    plain, through = ([replace(e, held="") for e in timeless_exams(tmp_path / name)] for name in ("plain", "ray"))
+    assert through == plain
+    assert (tmp_path / "ray/lives.jsonl").read_bytes() == (tmp_path / "plain/lives.jsonl").read_bytes()
+    assert "arm heuristic: done" in capsys.readouterr().err
+
+
+@needs_ray
+def test_ray_tune_stops_trials_and_tells_the_numbers_of_local_ones(ray, tmp_path, monkeypatch):
+    """A search that is called again trains nothing again, and lets no trial go on that was stopped."""
+    monkeypatch.setattr(Many, "workers", lambda self, count, device: Here())
+    command = ["tune", "smoke", "--over", "learn.ppo.lr=1e-4,1e-2", *SMALL, "--learn.updates", "4", "--first", "2"]
+    command += ["--factor", "2", "--run-dir"]
+    address = ray.get_runtime_context().gcs_address
+    through_ray = [str(tmp_path / "ray"), "--ray", "--address", address, "--at-once", "2", "--threads", "1"]
+
+    def searched() -> dict[int, dict[str, float]]:
+        code = "import sys; from esper.cli import main; main(sys.argv[1:])"
+        done = subprocess.run([sys.executable, "-c", code, *command, *through_ray], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return {t["trial"]: t["j"] for t in json.loads((tmp_path / "ray/tune.json").read_text())["trials"]}
+
+    found = searched()
+    assert {"2"} <= found[1].keys() & found[2].keys()
+    assert {"4"} <= found[1].keys() | found[2].keys()
+    assert all((tmp_path / "ray" / str(n) / "ended").exists() for n in found)
+    assert not (tmp_path / "ray/.ray").exists()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "ray").glob("*/*.jsonl")}
+    assert searched() == found
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "ray").glob("*/*.jsonl")} == before
+    main([*command, str(tmp_path / "local")])
+    for trial in json.loads((tmp_path / "local/tune.json").read_text())["trials"]:
+        other = found[trial["trial"]]
+        assert [(rung, j) for rung, j in trial["j"].items() if rung in other] == [
+            (rung, j) for rung, j in other.items() if rung in trial["j"]
+        ]

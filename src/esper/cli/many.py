@@ -52,18 +52,22 @@ class Many:
 
     def workers(self, count: int, device: str) -> Workers:
         """Return what carries out so many jobs on a device."""
-        cores, uses_gpus = available_cores(), device.startswith("cuda")
-        at_once = min(self.at_once or (count if uses_gpus else cores), count)
-        threads = self.threads or max(cores // at_once, 1)
+        at_once, threads = self.shares(count, device)
         if self.ray:
             from esper.jobs.ray_tasks import RayTasks
 
-            if uses_gpus and device != "cuda":
-                raise EsperError(f"device must be cuda with --ray, which chooses the GPU of each job, not {device}")
-            return RayTasks(at_once, threads, uses_gpus, self.address)
+            return RayTasks(at_once, threads, device == "cuda", self.address)
         from esper.jobs.processes import Processes
 
         return Processes(at_once, threads, visible_gpus() if device == "cuda" else ())
+
+    def shares(self, count: int, device: str) -> tuple[int, int]:
+        """Return how many of so many jobs are done at once, and the threads of each."""
+        if self.ray and device.startswith("cuda") and device != "cuda":
+            raise EsperError(f"device must be cuda with --ray, which chooses the GPU of each job, not {device}")
+        cores = available_cores()
+        at_once = min(self.at_once or (count if device.startswith("cuda") else cores), count)
+        return at_once, self.threads or max(cores // at_once, 1)
 
     def check(self) -> None:
         """Raise an error if Ray is asked for and is not installed, before anything is written."""

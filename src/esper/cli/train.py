@@ -242,8 +242,11 @@ class Position:
     """The controller of the stage before."""
 
 
-def go_on(folder: RunFolder, asked: Recipe, logging: Logging, at: Position) -> None:
-    """Train through all stages to the end, or until a signal asks to stop; either way nothing is lost."""
+def go_on(folder: RunFolder, asked: Recipe, logging: Logging, at: Position, until: int | None = None) -> None:
+    """Train through all stages to the end, or until a signal asks to stop; either way nothing is lost.
+
+    A number of updates (`until`) after which to stop is such a signal, unless it is that of all updates.
+    """
     console, stages = literal_console(stderr=logging.json), asked.stages
     setting = setting_of(folder.config(), folder.environment())
     board = Board(str(folder.path), setting.updates, folder.reports(), setting=setting, heads=logging.heads)
@@ -263,6 +266,7 @@ def go_on(folder: RunFolder, asked: Recipe, logging: Logging, at: Position) -> N
                     board.hear(report)
                     tell(report)
                     show(report)
+                    stop.asked |= report.update + 1 == until != asked.updates
                     ended = training.update >= stage.learn.updates
                     if ended or stop() or training.update % asked.checkpoint_every == 0:
                         at.best = checkpoint(folder, asked, at.stage, training, report, at.best)

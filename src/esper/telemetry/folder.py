@@ -220,12 +220,13 @@ class RunFolder:
     def log_exam(self, exam: ExamReport, runs: Sequence[str]) -> None:
         """Append a final exam to the log of all final exams, without the scores of single hosts.
 
-        One that stands there already, held at the same time, is not appended again.
+        One that stands there already, to the letter, is not appended again: storing it was interrupted.
         """
         arms = tuple(replace(arm, scores=(), objectives=()) for arm in exam.arms)
         record = {"runs": list(runs), "exam": asdict(replace(exam, arms=arms))}
         log = self.path / EXAMS
-        if not log.exists() or json.dumps(jsonable(record)) not in log.read_text(encoding="utf-8").splitlines():
+        known = log.read_text(encoding="utf-8").splitlines() if exam.held and log.exists() else []
+        if json.dumps(jsonable(record)) not in known:
             self._append(EXAMS, [record])
 
     def choices(self, asked: str) -> "Choices":
