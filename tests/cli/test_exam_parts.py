@@ -140,6 +140,12 @@ def test_how_an_exam_is_shared_out_is_no_part_of_the_question():
     assert without_flags(["exam", "--at_once=3", "runs/a"]) == ["exam", "runs/a"]
 
 
+def test_threads_of_one_process_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["exam", "--quick", "--threads", "2"])
+    assert "--threads is for many jobs: add --at-once" in capsys.readouterr().err
+
+
 def locks_of(folder: Path) -> list[int]:
     """The processes that play parts."""
     held = [holder_of(lock) or "" for lock in folder.glob("parts/*/*/.*.lock")]

@@ -74,6 +74,8 @@ class Exam:
 
     def run(self) -> None:
         self.many.check()
+        if not self.many.is_asked_for:
+            self.many.require_unused("--at-once")
         fleets, runs = self.settings(), self.runs or (self.shipped,)
         if not self.runs and not self.shipped.exists():
             raise EsperError("this installation has no shipped controller: name a RUN")
