@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
-from esper.cli.exam_parts import Question, held_in_parts, without_flags
+from esper.cli.exam_parts import Question, begun, held_in_parts, without_flags
 from esper.cli.many import Many
 from esper.exam.files import read_plan
 from esper.exam.holding import held_one_by_one
@@ -77,9 +77,9 @@ def equal_in_parts(question: Question, here: list[Here], folder: Path) -> set[st
         found.clear()
         with suppress(InterruptedError):
             found += held_in_parts(question, BACKGROUND, folder, MANY)
-    begun = [name for workers in here for name in workers.begun]
+    played = [name for workers in here for name in workers.begun]
     assert len(here) == 3
-    assert len(begun) == len({*begun}), "what has been played is not played again"
+    assert len(played) == len({*played}), "what has been played is not played again"
     policies = [LearnedPolicy(load_controller(path)) for path in question.controllers]
     guests = [read_plan(path) for path in question.plans]
     asked = question.recipe, policies, question.config, guests, question.fleets
@@ -132,6 +132,11 @@ def test_an_arm_that_cannot_take_part_is_refused_before_anything_is_played(quest
 
 def test_a_question_survives_json(question):
     assert Question.revived(json.loads(json.dumps(question.plain()))) == question
+
+
+def test_an_exam_that_goes_on_was_held_when_it_began(question, tmp_path):
+    assert begun(tmp_path / "parts", question, BACKGROUND) == BACKGROUND
+    assert begun(tmp_path / "parts", question, replace(BACKGROUND, held="elsewhere")) == BACKGROUND
 
 
 def test_how_an_exam_is_shared_out_is_no_part_of_the_question():

@@ -12,9 +12,14 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
+from esper.cli.commands import parse
 from esper.cli.many import JobBoard, Many, last_line
+from esper.cli.train import Train
+from esper.cli.trainings import require_equal, training_job
 from esper.jobs.processes import Processes
 from esper.leyline.errors import EsperError
+from esper.recipes import recipe
+from esper.telemetry import RunFolder
 from esper.telemetry.lock import holder_of
 from jobs_toys import job
 from telemetry_toys import SMALL, same_runs
@@ -105,6 +110,27 @@ def test_a_signal_lets_all_trainings_end_with_a_checkpoint(tmp_path):
 def test_flags_that_do_not_fit_are_refused_before_anything_is_written(flags, said, tmp_path, capsys):
     assert said in refused(capsys, "train", "smoke", *flags, "--run-dir", str(tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
+
+
+def test_each_training_has_a_seed_and_a_folder_of_its_own(tmp_path):
+    train = parse(["train", "smoke", "--learn.updates", "3", "--log", "tensorboard"])
+    assert isinstance(train, Train)
+    jobs = [training_job(train, n, tmp_path / str(n)) for n in (1, 2)]
+    assert [job.done for job in jobs] == [tmp_path / n / "controller.safetensors" for n in "12"]
+    for n, one in enumerate(jobs, 1):
+        again = parse(one.given["arguments"])
+        assert isinstance(again, Train)
+        assert (again.rng_seed, again.run_dir) == (n, tmp_path / str(n))
+        assert (again.changes, again.logging) == (train.changes, train.logging)
+        assert again.asked() == train.asked().seeded(n)
+
+
+def test_a_training_with_other_flags_is_not_gone_on_with(tmp_path, capsys):
+    RunFolder.create(tmp_path / "2", recipe("smoke").seeded(2).plain(), {})
+    require_equal(RunFolder(tmp_path / "1"), recipe("smoke"))
+    require_equal(RunFolder(tmp_path / "2"), recipe("smoke").seeded(2))
+    assert f"{tmp_path / '2'} was begun with other flags" in refused(capsys, *MANY, "--run-dir", str(tmp_path))
+    assert not (tmp_path / "1").exists()
 
 
 def test_a_second_driver_on_one_folder_is_refused(tmp_path, capsys):

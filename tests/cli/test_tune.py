@@ -4,6 +4,7 @@ import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -12,6 +13,7 @@ from esper.cli.many import Many
 from esper.cli.trials import WORST, Search, leaves, parsed, rungs_of, trials_of, with_values
 from esper.leyline.errors import EsperError, FileError
 from esper.recipes import recipe
+from esper.telemetry import RunFolder
 from jobs_toys import Here
 from telemetry_toys import SMALL, same_runs
 
@@ -51,6 +53,9 @@ def test_the_best_half_goes_on_and_an_interrupted_search_ends_like_another(lives
         same = tmp_path / "whole" / str(trial["trial"]), tmp_path / "killed" / str(trial["trial"])
         reports = [(folder / "reports.jsonl").read_text().count("\n") for folder in same]
         assert reports == [max(map(int, trial["j"]))] * 2
+    made = [r.objective for r in RunFolder(tmp_path / "whole" / str(found[0]["trial"])).reports()]
+    for start, until in ((0, 2), (2, 4), (4, 8)):
+        assert found[0]["j"][str(until)] == mean(j for j in made[start:until] if j is not None)
     best = found[0]
     values = [word for name, value in best["values"].items() for word in (f"--{name}", str(value))]
     plain = tmp_path / "plain"
@@ -130,9 +135,10 @@ def search_of(tmp_path: Path, j: list[float], until: int = 2) -> Search:
 
 
 def test_of_equal_trials_the_first_goes_on_and_one_always_does(tmp_path):
-    search = search_of(tmp_path, [0.1, 0.7, 0.7, WORST, 0.2])
+    search = search_of(tmp_path, [-0.1, 0.7, 0.7, WORST, 0.0])
     assert [trial.number for trial in search.best(search.trials, 2)] == [2, 3]
     assert [trial.number for trial in replace(search, factor=9).best(search.trials, 2)] == [2]
+    assert [trial.number for trial in search.best([search.trials[n] for n in (3, 4, 0)], 2)] == [5]
     assert [trial.number for trial in search.ranking()] == [2, 3, 5, 1, 4]
     search.trials[3].rung_path(4).write_text('{"updates": 4, "j": 0.0}')
     assert search.ranking()[0].number == 4, "who came further stands first"

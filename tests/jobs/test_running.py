@@ -106,7 +106,7 @@ def test_two_attempts_at_a_job_at_the_same_time_are_one(tmp_path):
 
 
 def test_what_is_done_is_interrupted_when_it_is_to_stop_and_nothing_else_begins(tmp_path):
-    jobs = [job(tmp_path, "a", seconds=60.0), job(tmp_path, "b")]
+    jobs = [job(tmp_path, "a", seconds=20.0), job(tmp_path, "b")]
     assert names(jobs, Processes(1), stop=lambda: bool(begun(tmp_path))) == []
     assert begun(tmp_path) == ["a"]
 

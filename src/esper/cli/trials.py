@@ -110,8 +110,13 @@ class Search:
         """Return the trials that go on after a rung: at least one, and of equally good ones the first."""
         if all(trial.result(until) == WORST for trial in trials):
             raise EsperError(f"no episode has ended in any trial after {until} updates: choose a larger --first")
-        ranked = sorted(trials, key=lambda trial: (-(trial.result(until) or WORST), trial.number))
+        ranked = sorted(trials, key=lambda trial: (-self.at(trial, until), trial.number))
         return ranked[: max(len(ranked) // self.factor, 1)]
+
+    def at(self, trial: Trial, until: int) -> float:
+        """Return J of a trial at a rung; the worst if it has not come so far."""
+        j = trial.result(until)
+        return WORST if j is None else j
 
     def reached(self, trial: Trial) -> tuple[int, float]:
         """Return the last rung that a trial has reached, as a number of updates, and its J there."""

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 class Job:
     """A piece of work for a process of its own: a function of Esper with arguments that JSON can hold.
 
-    Jobs write their results into files, so that whoever is killed can be called again. A function that is called again
-    goes on where it was, and writes `done` last.
+    Jobs write their results into files, so that nothing is lost with a process. A function that is called again goes on
+    where it was, and writes `done` last.
     """
 
     name: str

@@ -99,7 +99,7 @@ def printing_to(log: Path) -> Iterator[None]:
 def main() -> None:
     """Do the jobs that are written to standard input, one a line; answer each with one line.
 
-    The process ends itself at once when standard input is closed: whoever started it has ended, however that came.
+    The process ends itself at once when standard input is closed: the driver that started it has ended.
     """
     answers = os.dup(1)
     os.dup2(2, 1)  # what is printed between two jobs is no answer
