@@ -57,6 +57,19 @@ def test_ray_is_imported_by_those_alone_who_ask_for_it():
 
 
 @needs_ray
+def test_ray_reports_its_usage_to_nobody_unless_it_is_told_to():
+    code = "import os; from esper.jobs.ray_tasks import require_ray; require_ray();"
+    code += "from ray._common.usage.usage_lib import usage_stats_enabled; print(usage_stats_enabled())"
+    for given, found in ((None, "False"), ("1", "True")):
+        env = {name: value for name, value in os.environ.items() if name != "RAY_USAGE_STATS_ENABLED"}
+        env |= {"RAY_USAGE_STATS_ENABLED": given} if given else {}
+        assert (
+            subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout.strip()
+            == found
+        )
+
+
+@needs_ray
 def test_tasks_are_done_once_each_with_their_threads_where_the_driver_is(ray, tmp_path):
     jobs = [job(tmp_path, "c", after=("a", "b")), job(tmp_path, "a"), job(tmp_path, "b")]
     assert [one.name for one in run_jobs(jobs, RayTasks(2))][2] == "c"
@@ -65,7 +78,6 @@ def test_tasks_are_done_once_each_with_their_threads_where_the_driver_is(ray, tm
     assert sorted(begun(tmp_path)) == ["a", "b", "c"]
     assert (tmp_path / "a.log").read_text() == "a begins\n"
     assert ray.is_initialized(), "closed by who has opened it"
-    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
 
 
 @needs_ray
