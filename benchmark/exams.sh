@@ -4,7 +4,7 @@
 #   bash benchmark/exams.sh cifar10.npz tinyshakespeare.txt
 # An interrupted exam resumes with the plans and learning rates it had chosen; a finished one is
 # not held again.
-# RUNS="runs/g?" examines other trainings than those in benchmark/controllers; ONLY="spirals digits-4" holds only these
+# RUNS="runs/general/?" examines other trainings than those in benchmark/controllers; ONLY="spirals digits-4" holds only these
 # exams, and ships nothing; DEVICE is another device than cuda.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -4,7 +4,7 @@ updates, with its config, the command that trained it, and the final exams of al
 All trainings are kept in benchmark/controllers without their configs (`python benchmark/unpack.py` makes run folders of
 them again), and all final exams that were ever held in benchmark/exams.jsonl.
 
-python benchmark/ship.py runs/g? --examined runs/exams/mnist1d-8 runs/exams/digits-4
+python benchmark/ship.py runs/general/? --examined runs/exams/mnist1d-8 runs/exams/digits-4
 """
 
 import json

@@ -1,6 +1,7 @@
 """Reports for tests of what leaves a run."""
 
 import dataclasses
+import json
 import shutil
 from functools import cache
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 
 from esper.exam.records import ArmReport, ExamReport, Interval, Life
 from esper.leyline.reports import EpochReport, GardenReport, HeadReport, LifeReport, UpdateReport
+from esper.leyline.tensor_files import read
+from esper.tamiyo.controller_files import CONTROLLER_FORMAT
 from esper.telemetry import RunFolder
 
 
@@ -59,6 +62,25 @@ def timeless_exams(folder: Path) -> list[ExamReport]:
         replace(exam, seconds=0.0, arms=tuple(replace(arm, seconds=0.0) for arm in exam.arms))
         for exam in RunFolder.open(folder).exams()
     ]
+
+
+def reports_of(folder: Path) -> list[dict[str, Any]]:
+    """A run's updates, apart from how long they took."""
+    lines = (folder / "reports.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+def same_runs(one: Path, other: Path, *controllers: str) -> None:
+    """Two runs have come to the same, apart from how long everything took."""
+    assert reports_of(one) == reports_of(other)
+    assert timeless_exams(one) == timeless_exams(other)
+    for name in ("episodes.jsonl", "garden.jsonl", "lives.jsonl"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    for file in ("controller.safetensors", *controllers):
+        weights, others = (read(folder / file, CONTROLLER_FORMAT)[0] for folder in (one, other))
+        assert weights.keys() == others.keys()
+        for name, tensor in weights.items():
+            assert tensor.equal(others[name]), name
 
 
 SMALL = ("--learn.updates", "3", "--fleets.0.hosts", "2", "--fleets.0.env.group", "1", "--fleets.0.env.episode", "3")

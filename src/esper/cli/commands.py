@@ -45,6 +45,7 @@ DESCRIPTION = "Train neural networks that start small and grow while they train.
 COMMANDS: dict[str, Command | Group] = {
     "train": Command("train", "Train", "Train a controller with a recipe, and write a run folder."),
     "resume": Command("train", "Resume", "Continue a run from its last checkpoint."),
+    "tune": Command("tune", "Tune", "Search for the best values of a recipe's fields by successive halving."),
     "watch": Command("watch", "Watch", "Show the progress of a run from another terminal."),
     "ui": Command("ui", "Ui", "Show runs and growth logs as a live page in the browser."),
     "report": Command("report", "Report", "Write the report of a run as one HTML file."),
@@ -70,6 +71,8 @@ FLAGS = {
     "--version": "Print the version.",
     "--debug": "Show the traceback of an error; may stand anywhere.",
 }
+WITH_RECIPE = ("esper train", "esper tune")
+"""Commands whose flags are also those of a recipe."""
 COMPLETION = ("--tyro-print-completion", "--tyro-write-completion")
 """Flags of tyro that write completions for a shell, which need the flags of all commands."""
 
@@ -123,16 +126,16 @@ def overview(group: Group, prog: str) -> str:
 
 
 def _parse_one(kind: Any, prog: str, rest: Sequence[str], arguments: Sequence[str]) -> Runnable:
-    """Parse the flags of one command; unknown flags of `train` are left for its recipe."""
+    """Parse the flags of one command; unknown flags of `train` and `tune` are left for their recipe."""
     import tyro
 
     summary, *details = (getdoc(kind) or "").split("\n\n")
     details = [fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ") for text in details]
     options: dict[str, Any] = {"prog": prog, "description": "\n".join([summary, *details])}
     options["config"] = (tyro.conf.OmitArgPrefixes,)
-    if prog == "esper train":
+    if prog in WITH_RECIPE:
         names = [argument for argument in rest if not argument.startswith("-")]
-        if names and {*HELP} & {*rest}:
+        if prog == "esper train" and names and {*HELP} & {*rest}:
             from esper.cli.train import print_recipe_help
 
             print_recipe_help(names[0])

@@ -3,32 +3,35 @@
 import hashlib
 import json as json_module
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import torch
 from tyro.conf import OmitArgPrefixes, Positional, Suppress
 
 from esper.cli.console import literal_console, show_exam
+from esper.cli.exam_parts import Question, forget, held_in_parts, without_flags
 from esper.cli.flags import Flag, optional
+from esper.cli.many import Many
 from esper.cli.report import write_report
 from esper.cli.sizes import Size, size_in_bytes
 from esper.exam.config import ExamConfig, quick
 from esper.exam.files import digest, read_plan, require_different
 from esper.exam.holding import held_one_by_one
-from esper.exam.records import Background, ExamReport
-from esper.exam.tuning import Choices, Tell
+from esper.exam.records import Background, ExamReport, Life
+from esper.exam.tuning import Tell
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.json_records import jsonable
 from esper.recipes import FleetConfig, Recipe
 from esper.recipes.suite import BUDGETED, HELD_OUT, QUICK_BUDGETED, budgeted, budgeted_text, chosen
 from esper.tamiyo.controller_files import SHIPPED, load_controller
-from esper.tamiyo.policies import LearnedPolicy, Policy
+from esper.tamiyo.policies import LearnedPolicy
 from esper.telemetry import RunFolder
-from esper.telemetry.folder import CONTROLLER, environment
+from esper.telemetry.folder import CONTROLLER, PARTS, environment
 from esper.tolaria import Engine
 
 
@@ -61,6 +64,7 @@ class Exam:
     """Memory that a fleet may use, such as 20GB; batches are split until they fit."""
     out: Annotated[Path | None, optional("FOLDER", "that of the first run")] = None
     """Folder that stores this exam; without it, exams of controller files are stored nowhere."""
+    many: OmitArgPrefixes[Many] = Many()
     json: Flag = False
     """Print one JSON object per setting."""
     shipped: Suppress[Path] = SHIPPED
@@ -69,6 +73,9 @@ class Exam:
     """The arguments as typed."""
 
     def run(self) -> None:
+        self.many.check()
+        if not self.many.is_asked_for:
+            self.many.require_unused("--at-once")
         fleets, runs = self.settings(), self.runs or (self.shipped,)
         if not self.runs and not self.shipped.exists():
             raise EsperError("this installation has no shipped controller: name a RUN")
@@ -79,34 +86,55 @@ class Exam:
         asked = self.asked(folders, fleets)
         files = [path if path.is_file() else path / CONTROLLER for path in runs]
         require_different(files)
-        policies = [LearnedPolicy(load_controller(path).to(asked.engine.place())) for path in files]
+        for path in files:
+            load_controller(path)  # what cannot be used is refused before a folder is made
         background = replace(cost(folders), held=self.held(asked))
         place = self.place(folders, asked)
+        hold = self.hold_in_parts if self.many.is_asked_for else self.hold
         if place is None:
-            self.hold(asked, policies, background)
+            hold(asked, files, background)
         else:
             with place.alone():
-                choices = place.choices(self.question(asked, files))
-                self.hold(asked, policies, background, place, choices)
-                choices.forget()
+                hold(asked, files, background, place)
                 report = write_report(place)
             if report and not self.json:
                 print(f"report: {report}")
 
     def hold(
-        self,
-        asked: Recipe,
-        policies: Sequence[Policy],
-        background: Background,
-        place: RunFolder | None = None,
-        choices: Choices | None = None,
+        self, asked: Recipe, files: Sequence[Path], background: Background, place: RunFolder | None = None
     ) -> None:
-        """Run all exams; show and store each as soon as it ends."""
+        """Run all exams in this process; what an interrupted one had chosen is kept."""
         guests, tell = [read_plan(path) for path in self.plan], literal_console(stderr=True).log
         fleets = self.examined(asked, tell)
-        config = quick(self.exam, len(fleets)) if self.quick else self.exam
+        config = self.config(len(fleets))
+        policies = [LearnedPolicy(load_controller(path).to(asked.engine.place())) for path in files]
+        choices = None if place is None else place.choices(self.question(asked, files))
+        self.keep(held_one_by_one(asked, policies, config, guests, fleets, tell, choices, background), place)
+        if choices is not None:
+            choices.forget()
+
+    def hold_in_parts(
+        self, asked: Recipe, files: Sequence[Path], background: Background, place: RunFolder | None = None
+    ) -> None:
+        """Run all exams part by part, in many processes; what was played before an interruption is kept."""
+        fleets = self.examined(asked, literal_console(stderr=True).log)
+        question = Question(
+            recipe=asked,
+            fleets=tuple(fleets),
+            config=self.config(len(fleets)),
+            controllers=tuple(files),
+            plans=self.plan,
+        )
+        with TemporaryDirectory() as nowhere:
+            name = replace(self, given=tuple(without_flags(self.given))).question(asked, files)[:16]
+            folder = Path(nowhere) if place is None else place.path / PARTS / name
+            self.keep(held_in_parts(question, background, folder, self.many), place)
+            forget(folder)
+
+    def keep(self, held: Iterable[tuple[ExamReport, list[Life]]], place: RunFolder | None) -> None:
+        """Show and store each exam as soon as it ends."""
         exams, lives, runs = [], [], [str(path) for path in self.runs or (self.shipped,)]
-        for exam, episodes in held_one_by_one(asked, policies, config, guests, fleets, tell, choices, background):
+        for exam, episodes in held:
             exams.append(exam)
             lives += episodes
             if place:
@@ -115,8 +143,8 @@ class Exam:
                 print(json_module.dumps(jsonable(plain_exam(exams[-1]))))
             else:
                 show_exam(exams[-1], literal_console())
-        if place is None and config.final:
-            tell("the result of this final exam is stored nowhere: add --out next time")
+        if place is None and any(exam.final for exam in exams):
+            literal_console(stderr=True).log("the result of this final exam is stored nowhere: add --out next time")
 
     def examined(self, asked: Recipe, tell: Tell) -> list[FleetConfig]:
         """Return the settings to examine on; a quick exam takes a few of the recipe's and reports how many."""
@@ -127,6 +155,10 @@ class Exam:
         if len(fleets) < len(asked.fleets):
             tell(f"{len(fleets)} of the {len(asked.fleets)} settings of {asked.name}; choose others with --tasks")
         return fleets
+
+    def config(self, settings: int) -> ExamConfig:
+        """Return how thorough the exam is, given the number of its settings."""
+        return quick(self.exam, settings) if self.quick else self.exam
 
     def question(self, asked: Recipe, files: Sequence[Path]) -> str:
         """Return a hash of the command, the machine and the content of all files: equal where choices can be reused."""

@@ -25,6 +25,7 @@ from tyro.conf import OmitArgPrefixes
 from esper.cli.console import literal_console, show_exam
 from esper.cli.exam import cost
 from esper.cli.flags import Flag, optional
+from esper.cli.many import Many
 from esper.cli.report import REPORT, write_report
 from esper.cli.stopping import Stop, stopping
 from esper.exam.arms import ARMS, always
@@ -127,11 +128,19 @@ class Train:
     """Random seed of the controller, its learning and its hosts."""
     device: Annotated[str | None, optional("DEVICE", "the recipe's")] = None
     """Device to run on, with its usual precision: cpu (fp32) or cuda (bf16)."""
+    trainings: Annotated[int | None, optional("N", "one training, into the folder itself")] = None
+    """Independent trainings, with random seeds 1 to N, into the folders 1 to N of the run's folder."""
+    many: OmitArgPrefixes[Many] = Many()
     logging: OmitArgPrefixes[Logging] = Logging()
     changes: tyro.conf.Suppress[tuple[str, ...]] = field(default=())
     """Flags of the recipe."""
 
     def run(self) -> None:
+        if self.trainings is not None:
+            from esper.cli.trainings import train_all
+
+            return train_all(self, self.trainings, self.many)
+        self.many.require_unused("--trainings")
         with warnings_once():
             asked = self.asked()
             self.logging.check()
@@ -165,7 +174,7 @@ class Train:
 
     def _suggest(self, plain: Recipe) -> None:
         """Refuse a misspelt flag of `train` itself, which the parser of the recipe's flags cannot know."""
-        own = ("--run-dir", "--rng-seed", "--device", "--log", "--json", "--heads")
+        own = ("--run-dir", "--rng-seed", "--device", "--log", "--json", "--heads", "--trainings", "--at-once")
         for flag in (change.partition("=")[0] for change in self.changes if change.startswith("--")):
             close = get_close_matches(flag.replace("_", "-"), own, n=1, cutoff=0.75)
             if close and flag.removeprefix("--").partition(".")[0] not in plain.plain():
@@ -233,8 +242,11 @@ class Position:
     """The controller of the stage before."""
 
 
-def go_on(folder: RunFolder, asked: Recipe, logging: Logging, at: Position) -> None:
-    """Train through all stages to the end, or until a signal asks to stop; either way nothing is lost."""
+def go_on(folder: RunFolder, asked: Recipe, logging: Logging, at: Position, until: int | None = None) -> None:
+    """Train through all stages to the end, or until a signal asks to stop; either way nothing is lost.
+
+    A number of updates (`until`) after which to stop is such a signal, unless it is that of all updates.
+    """
     console, stages = literal_console(stderr=logging.json), asked.stages
     setting = setting_of(folder.config(), folder.environment())
     board = Board(str(folder.path), setting.updates, folder.reports(), setting=setting, heads=logging.heads)
@@ -254,6 +266,7 @@ def go_on(folder: RunFolder, asked: Recipe, logging: Logging, at: Position) -> N
                     board.hear(report)
                     tell(report)
                     show(report)
+                    stop.asked |= report.update + 1 == until != asked.updates
                     ended = training.update >= stage.learn.updates
                     if ended or stop() or training.update % asked.checkpoint_every == 0:
                         at.best = checkpoint(folder, asked, at.stage, training, report, at.best)

@@ -1,6 +1,6 @@
 """Hold exams: trained controllers against baselines on fresh hosts, each arm at its best learning rate."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -83,22 +83,35 @@ def hold(
     """Play all arms of one exam, and return the verdicts and some episodes."""
     tuner, others, life = sitting.tuner, dict[str, ArmResult](), sitting.hosts.example.life()
     budget = None if life is None else float(life[0])
-    rivals = {arm.name: arm.policy(sitting) for arm in arms if arm.policy is not None}
+    rivals = rivals_of(sitting, arms)
     for (name, rival), lr in zip(rivals.items(), tuner.tuned([[rival] for rival in rivals.values()]), strict=True):
         others[name] = require_equal_compute(budget, sitting.play(name, [rival], lr))
     (lr,) = tuner.tuned([policies])
     # last: the first to need a kernel waits for its compilation
     ours = require_equal_compute(budget, sitting.play(policies[0].name, policies, lr))
-    lives = [life for arm in (ours, *others.values()) for life in arm.runs[0].lives]
     played = Played(policies, ours, others, cache(lambda: grown_on_tuning_hosts(sitting, policies, ours.lr)))
     for arm in arms:
         if arm.play is not None:
             others[arm.name] = require_equal_compute(budget, arm.play(sitting, played))
     sitting.hosts.places.fleet = None  # the next fleet needs the memory
-    data = "test" if sitting.config.final else "validation"
-    given = Circumstances(data, sitting.fleet.variant, sitting.unseen, tuner.grid, background, budget)
-    fleet = sitting.hosts.example.fleet
-    return compare_arms(fleet, sitting.rent, ours, list(others.values()), sitting.rng_seed, given), lives
+    return verdicts(sitting, arms, ours, others, background)
+
+
+def rivals_of(sitting: Sitting, arms: Sequence[Arm]) -> dict[str, Policy]:
+    """Return the policies of all arms that have one."""
+    return {arm.name: arm.policy(sitting) for arm in arms if arm.policy is not None}
+
+
+def verdicts(
+    sitting: Sitting, arms: Sequence[Arm], ours: ArmResult, others: Mapping[str, ArmResult], background: Background
+) -> tuple[ExamReport, list[Life]]:
+    """Return the report of an exam whose arms have all been played, and episodes of those with a policy."""
+    fleet, life, final = sitting.hosts.example.fleet, sitting.hosts.example.life(), sitting.config.final
+    budget, data = None if life is None else float(life[0]), "test" if final else "validation"
+    given = Circumstances(data, sitting.fleet.variant, sitting.unseen, sitting.tuner.grid, background, budget)
+    followed = [ours, *(others[arm.name] for arm in arms if arm.policy is not None)]
+    report = compare_arms(fleet, sitting.rent, ours, list(others.values()), sitting.rng_seed, given)
+    return report, [life for arm in followed for life in arm.runs[0].lives]
 
 
 def require_equal_compute(budget: float | None, arm: ArmResult) -> ArmResult:
@@ -116,9 +129,14 @@ def require_equal_compute(budget: float | None, arm: ArmResult) -> ArmResult:
     return arm
 
 
-def within_memory(engine: Engine) -> Engine:
-    """Return the engine with a memory budget that leaves room on a GPU for a second fleet and for recorded programs."""
+def within_memory(engine: Engine, sharing: int = 1) -> Engine:
+    """Return the engine with a memory budget that leaves room on a GPU for a second fleet and for recorded programs.
+
+    Args:
+        engine: One that has no budget yet, or that is left as it is.
+        sharing: Number of processes that share the GPU.
+    """
     device = engine.place()
     if device.type != "cuda" or engine.memory_budget is not None:
         return engine
-    return replace(engine, memory_budget=torch.cuda.get_device_properties(device).total_memory // 3)
+    return replace(engine, memory_budget=torch.cuda.get_device_properties(device).total_memory // (3 * sharing))

@@ -10,6 +10,7 @@ controller.safetensors the trained controller, once the run is done
 exam.json              how the controller compares with simple policies on fresh hosts
 exams.jsonl            every final exam, oldest first
 choices.json           learning rates and plans chosen so far by unfinished exams
+parts/                 results of the parts of unfinished exams that several processes hold
 start.json             cost before the first update, of the warm start and of the run that this one continues, and the
                        mean J of hosts that never grow
 lives.jsonl            some episodes of the exam, decision by decision
@@ -45,6 +46,7 @@ REPORTS, EPISODES, GARDEN = "reports.jsonl", "episodes.jsonl", "garden.jsonl"
 EXAM, LIVES = "exam.json", "lives.jsonl"
 EXAMS, START, CONTROLLER = "exams.jsonl", "start.json", "controller.safetensors"
 CHOICES, LOCK = "choices.json", ".lock"
+PARTS = "parts"
 LOGS = (REPORTS, EPISODES, GARDEN)
 """Logs that are only appended to; a resumed run cuts them back to the state at its checkpoint."""
 OLDEST_LOGS = (REPORTS, EPISODES)
@@ -216,9 +218,16 @@ class RunFolder:
             self.write_exam(exams, lives)
 
     def log_exam(self, exam: ExamReport, runs: Sequence[str]) -> None:
-        """Append a final exam to the log of all final exams, without the scores of single hosts."""
+        """Append a final exam to the log of all final exams, without the scores of single hosts.
+
+        One that stands there already, to the letter, is not appended again: storing it was interrupted.
+        """
         arms = tuple(replace(arm, scores=(), objectives=()) for arm in exam.arms)
-        self._append(EXAMS, [{"runs": list(runs), "exam": asdict(replace(exam, arms=arms))}])
+        record = {"runs": list(runs), "exam": asdict(replace(exam, arms=arms))}
+        log = self.path / EXAMS
+        known = log.read_text(encoding="utf-8").splitlines() if exam.held and log.exists() else []
+        if json.dumps(jsonable(record)) not in known:
+            self._append(EXAMS, [record])
 
     def choices(self, asked: str) -> "Choices":
         """Return the choices of an interrupted exam with this description, or an empty record."""
