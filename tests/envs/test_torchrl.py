@@ -36,10 +36,13 @@ def test_rollouts_are_those_of_the_vector_env():
         now = rollout[:, t]
         assert np.array_equal(now["observation"].numpy(), observations)
         assert np.array_equal(now["action_mask"].numpy(), infos["action_mask"])
+        assert np.array_equal(now["age"].numpy(), infos["age"])
         observations, rewards, terminated, truncated, infos = ours.step(chosen)
         over = terminated | truncated
         last = np.stack([infos["final_obs"][n] if over[n] else observations[n] for n in range(2)])
         assert np.array_equal(now["next", "observation"].numpy(), last)
+        ages = [infos["final_info"]["age"][n] if over[n] else infos["age"][n] for n in range(2)]
+        assert now["next", "age"].tolist() == ages
         assert np.array_equal(now["next", "reward"][:, 0].numpy(), rewards.astype(np.float32))
         assert np.array_equal(now["next", "terminated"][:, 0].numpy(), terminated)
         assert np.array_equal(now["next", "truncated"][:, 0].numpy(), truncated)

@@ -41,7 +41,7 @@ def check_vector_env(envs: VectorEnv, *, steps: int = 30, seed: int = 0) -> None
     _check_spaces(envs)
     played, kept = [], []
     for moment in _play(envs, steps, seed):
-        _check_moment(envs, moment)
+        check_moment(envs, moment)
         _check_masks(envs, moment.infos["action_mask"])
         played.append(moment)
         kept.append(deepcopy(moment))
@@ -93,7 +93,8 @@ def _check_spaces(envs: VectorEnv) -> None:
         assert space.dtype == single.dtype, f"{space} must have the dtype of {single}"
 
 
-def _check_moment(envs: VectorEnv, moment: Moment) -> None:
+def check_moment(envs: VectorEnv, moment: Moment) -> None:
+    """Check shapes, types and marks of what one step or reset has returned."""
     n, (obs, rewards, terminated, truncated, infos) = envs.num_envs, moment
     assert envs.observation_space.contains(obs), "observations must be in observation_space"
     assert np.isfinite(obs).all(), "observations must be finite"
