@@ -3,16 +3,16 @@ never growing, on the same fresh hosts.
 
     python benchmark/maskable_ppo.py                                        # MaskablePPO, 3 seeds, on 2 CPU cores
     python benchmark/maskable_ppo.py --learners maskable_ppo esper \\
-        --device cuda --hosts 512 --decisions 240000                        # both, on a GPU
+        --device cuda --hosts 512 --decisions 240000 --limit 60             # both, on a GPU, in less than 8 minutes
 
 Prints J, score and growth on fresh hosts (means over hosts and trainings), the paired differences in J to random
 choices and to hosts that never grow, with 95 % intervals over hosts and trainings, and how long a training took.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,16 @@ from esper.tolaria import EnvConfig, FleetEnv
 Learner = Literal["maskable_ppo", "esper"]
 APART = 1_000_000
 """Between the random seeds of the hosts of two trainings."""
+
+
+Learn = Callable[[float], tuple[Policy, int]]
+"""Trains until a time, and returns the policy and the decisions it learned from."""
+
+
+class Training(NamedTuple):
+    policy: Policy
+    seconds: float
+    decisions: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +70,8 @@ class Race:
     minibatches: int = 4
     entropy: float = 0.01
     device: str = "cpu"
+    limit: float = float("inf")
+    """Seconds after which a training ends, however many decisions it has made. The last column tells."""
     greedy: bool = False
     """Compare the most likely choices instead of sampled ones."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -70,16 +82,17 @@ class Race:
         print(
             f"{self.decisions:,} decisions on {self.hosts} hosts, {len(self.seeds)} trainings; {where(self.device)}\n"
         )
-        print("| policy | J | to random | to never | score | growth | seconds | decisions/s |")
-        print("|---|--:|--:|--:|--:|--:|--:|--:|", flush=True)
+        print("| policy | J | to random | to never | score | growth | seconds | decisions/s | decisions |")
+        print("|---|--:|--:|--:|--:|--:|--:|--:|--:|", flush=True)
         random, never = (found.objective for found in base.values())
         for name, found in base.items():
-            print(f"| {name} | {row(found, random, never)} | | |", flush=True)
+            print(f"| {name} | {row(found, random, never)} | | | |", flush=True)
         for learner in self.learners:
-            policies, seconds = zip(*(self.timed(learner, seed) for seed in self.seeds), strict=True)
-            mean = float(np.mean(seconds))
-            found = row(self.judge(policies), random, never)
-            print(f"| {learner} | {found} | {mean:.0f} | {self.trained / mean:,.0f} |", flush=True)
+            trainings = [self.timed(learner, seed) for seed in self.seeds]
+            seconds, decisions = (float(np.mean(x)) for x in list(zip(*trainings, strict=True))[1:])
+            found = row(self.judge([training.policy for training in trainings]), random, never)
+            speed = decisions / seconds
+            print(f"| {learner} | {found} | {seconds:.0f} | {speed:,.0f} | {decisions:,.0f} |", flush=True)
 
     @property
     def trained(self) -> int:
@@ -96,19 +109,20 @@ class Race:
         asked = {"task": self.task, "host": self.host, "widths": self.widths, "options": {"examples": self.examples}}
         return asked | {"budget": self.budget, "price": self.price, "device": self.device} | self.options
 
-    def timed(self, learner: Learner, seed: int) -> tuple[Policy, float]:
-        """Return a trained policy and the seconds that its training took."""
-        begin = {"maskable_ppo": self.maskable_ppo, "esper": self.ours}[learner](seed)
+    def timed(self, learner: Learner, seed: int) -> "Training":
+        """Train a policy."""
+        learn = {"maskable_ppo": self.maskable_ppo, "esper": self.ours}[learner](seed)
         started = time.perf_counter()
-        policy = begin()
+        policy, decisions = learn(started + self.limit)
         if self.device.startswith("cuda"):
             torch.cuda.synchronize()
-        return policy, time.perf_counter() - started
+        return Training(policy, time.perf_counter() - started, decisions)
 
-    def maskable_ppo(self, seed: int) -> Any:
+    def maskable_ppo(self, seed: int) -> "Learn":
         """Prepare a training of MaskablePPO. Its end of an episode is terminal, as in ours: the observation says how
         much is left."""
         from sb3_contrib import MaskablePPO
+        from stable_baselines3.common.callbacks import ConvertCallback
 
         from esper.envs.sb3 import SB3Policy, SB3VecEnv
 
@@ -117,9 +131,15 @@ class Race:
         asked = {"learning_rate": self.lr, "n_epochs": self.epochs, "ent_coef": self.entropy, "gamma": 1.0}
         size = {"n_steps": self.horizon, "batch_size": rollout // self.minibatches}
         model = MaskablePPO("MlpPolicy", envs, seed=seed, device=self.device, **asked, **size)
-        return lambda: SB3Policy(model.learn(self.trained), deterministic=self.greedy, rng_seed=seed)
 
-    def ours(self, seed: int) -> Any:
+        def learn(until: float) -> tuple[Policy, int]:
+            in_time = ConvertCallback(lambda *_: time.perf_counter() < until)
+            model.learn(self.trained, callback=in_time)
+            return SB3Policy(model, deterministic=self.greedy, rng_seed=seed), model.num_timesteps
+
+        return learn
+
+    def ours(self, seed: int) -> "Learn":
         """Prepare a training of our own controller, on the same hosts."""
         asked = EnvOptions(**self.env)
         setting = asked.setting()
@@ -139,10 +159,13 @@ class Race:
             rng_seed=seed,
         )
 
-        def learn() -> Policy:
-            for _ in train_controller([env], controller, config):
-                pass
-            return LearnedPolicy(controller, greedy=self.greedy)
+        def learn(until: float) -> tuple[Policy, int]:
+            decisions = 0
+            for report in train_controller([env], controller, config):
+                decisions += report.decisions
+                if time.perf_counter() > until:
+                    break
+            return LearnedPolicy(controller, greedy=self.greedy), decisions
 
         return learn
 

@@ -15,6 +15,7 @@ from stable_baselines3.common.env_checker import check_env as check_env_for_sb3
 from envs_toys import KINDS, action, examples, options_of, random_actions, single_env, vector_env, waiting
 from esper.envs import check_vector_env
 from esper.envs.checker import same
+from esper.envs.observations import masks, observe_life
 from esper.leyline.actions import Head, Op
 
 ID = "esper:Growth-v0"
@@ -160,3 +161,24 @@ def test_hosts_learn_where_an_algorithm_collects_without_gradients(mode):
             found = envs.step(chosen)
             assert same(found, plain.step(chosen))
         assert not torch.is_grad_enabled()
+
+
+def test_observations_stay_within_their_bounds():
+    envs = vector_env(2)
+    envs.reset(seed=0)
+    signals = envs.life.signals._replace(loss=envs.life.signals.loss * 1e30)
+    seen = observe_life(envs.life._replace(signals=signals), envs.setting).numpy()
+    assert seen.max() == 20
+    assert envs.observation_space.contains(seen)
+
+
+def test_where_only_waiting_is_legal_every_slot_is_allowed():
+    """An empty mask of a head is none: libraries sample from it all the same, or fail."""
+    space = vector_env(1).setting.space
+    legal = torch.zeros(1, len(Op), len(space.slots), dtype=torch.bool)
+    legal[:, Op.WAIT] = True
+    ops, slots, *_ = masks(legal, space).split(space.sizes, 1)
+    assert ops.tolist() == [[True] + [False] * 5]
+    assert slots.all()
+    legal[:, Op.GERMINATE, 1] = True
+    assert masks(legal, space).split(space.sizes, 1)[1].tolist() == [[False, True]]

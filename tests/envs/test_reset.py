@@ -104,6 +104,10 @@ def test_options_that_do_not_exist_are_refused():
     env.reset(seed=0)
     with pytest.raises(EsperError, match="unknown option of reset"):
         env.reset(options={"difficulty": 3})
+    while not any(env.step(waiting(env.vector)[0])[2:4]):
+        pass
+    with pytest.raises(EsperError, match="unknown option of reset"):
+        env.reset(options={"difficulty": 3})
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, [1, 2], [1, 2, -3]], ids=str)
