@@ -6,6 +6,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from esper.leyline.errors import EsperError
+
 _HOME = {
     "EnvOptions": "options",
     "GrowthEnv": "single",
@@ -14,6 +16,8 @@ _HOME = {
     "SB3VecEnv": "sb3",
     "check_vector_env": "checker",
 }
+_EXTRAS = {"gymnasium": "gym", "stable_baselines3": "sb3"}
+"""The extra that installs each package."""
 __all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
@@ -27,7 +31,14 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'esper.envs' has no attribute {name!r}")
-    return getattr(import_module(f"esper.envs.{_HOME[name]}"), name)
+    try:
+        module = import_module(f"esper.envs.{_HOME[name]}")
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        raise EsperError(f"{name} needs the package {package}: pip install 'esper-nn[{_EXTRAS[package]}]'") from None
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

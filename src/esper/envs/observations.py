@@ -12,6 +12,7 @@ from esper.leyline.state import Setting
 from esper.simic.lives import LifeState
 from esper.simic.rewards import objective
 from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, View, column_names, features
+from esper.tolaria import Fleet
 
 BOUND = 20.0
 """Largest value in an observation; features are ratios and logarithms, and larger only where a host is failing."""
@@ -22,6 +23,11 @@ def observe(view: View) -> Float[Tensor, "N D"]:
     """Return the features of hosts, then those of each slot, as one row for each host."""
     seen = features(view)
     return torch.cat([seen.host, seen.slots.flatten(1)], 1).clamp(-BOUND, BOUND)
+
+
+def observe_life(life: LifeState, setting: Setting) -> Float[Tensor, "N D"]:
+    """Return the observations of hosts that may grow without a limit."""
+    return observe(life.view(setting, torch.full_like(life.rent, torch.inf)))
 
 
 def observation_names(setting: Setting) -> tuple[str, ...]:
@@ -70,13 +76,21 @@ def facts(life: LifeState, refused: Bool[Tensor, " N"], space: ActionSpace) -> d
     }
 
 
-def arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    """Copy tensors with a row for each host to new arrays, in one transfer; float64 holds all their values exactly."""
+def arrays(tensors: dict[str, Tensor], hosts: int) -> dict[str, np.ndarray]:
+    """Copy the rows of the first hosts to new arrays, in one transfer; float64 holds all their values exactly."""
+    tensors = {name: x[:hosts] for name, x in tensors.items()}
     flat = torch.cat([x.flatten(1).double() if x.ndim > 1 else x.double()[:, None] for x in tensors.values()], 1)
     packed = flat.cpu().numpy()
     ends = np.cumsum([x[0].numel() for x in tensors.values()])[:-1]
     parts = zip(tensors.items(), np.split(packed, ends, 1), strict=True)
     return {name: part.reshape(x.shape).astype(DTYPES[x.dtype]) for (name, x), part in parts}
+
+
+def rows_of(values: np.ndarray, fleet: Fleet) -> Tensor:
+    """Return an array with a row for each of the first hosts as a tensor with a row for every host, zeros behind."""
+    rows = torch.from_numpy(values)
+    rows = torch.cat([rows, rows.new_zeros(fleet.num_hosts - len(rows), *rows.shape[1:])])
+    return rows.to(fleet.device)
 
 
 DTYPES = {torch.float64: np.float64, torch.float32: np.float32, torch.int64: np.int64, torch.bool: np.bool_}

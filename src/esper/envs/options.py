@@ -21,6 +21,10 @@ CHAIN_SLOTS = 3
 """Slots behind each block of hosts whose blocks can be copied: room for four times as many blocks."""
 
 
+class OptionError(EsperError, TypeError):
+    """An option that does not exist; a `TypeError` as for any keyword argument, by which TorchRL's GymEnv tries."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EnvOptions:
     """What `gymnasium.make("esper:Growth-v0", ...)` and `make_vec` take.
@@ -71,12 +75,13 @@ class EnvOptions:
         """Return the options of keyword arguments.
 
         Raises:
-            EsperError: If an option is unknown; the message suggests the closest one.
+            OptionError: If an option is unknown; the message suggests the closest one.
         """
         known = [known.name for known in fields(cls)]
         for name in given:
             if name not in known:
-                raise unknown("option", name, known)
+                hint = str(unknown("option", name, known)).partition(": ")[2]
+                raise OptionError(f"unexpected keyword argument {name!r}: {hint}")
         return cls(**given)
 
     def __post_init__(self) -> None:
@@ -86,15 +91,16 @@ class EnvOptions:
             raise unknown("host", self.host, host_kinds())
         if self.budget is not None and self.episode is not None:
             raise EsperError("budget and episode exclude each other: an episode is counted in compute or in decisions")
-        if not self.prices or not all(price >= 0 for price in self.prices):
-            raise EsperError(f"price must be a number, or several, none of them negative, not {self.price}")
+        numbers = all(isinstance(price, int | float) and 0 <= price < float("inf") for price in self.prices)
+        if not self.prices or not numbers:
+            raise EsperError(f"price must be a number, or several, none of them negative, not {self.price!r}")
         if isinstance(self.reward, str) and self.reward not in get_args(Family):
             raise unknown("reward", self.reward, get_args(Family))
 
     @property
     def prices(self) -> tuple[float, ...]:
         """The prices that episodes draw from."""
-        return tuple(self.price) if isinstance(self.price, tuple | list) else (float(self.price),)
+        return tuple(self.price) if isinstance(self.price, tuple | list) else (self.price,)
 
     @property
     def rewards(self) -> RewardConfig:
@@ -125,7 +131,8 @@ class EnvOptions:
     def _env(self, budget: float | None) -> EnvConfig:
         if self.episode is not None:
             return EnvConfig(episode=self.episode)
-        return EnvConfig(budget=self.budget or budget or BUDGET)
+        asked = (self.budget, budget, BUDGET)
+        return EnvConfig(budget=next(found for found in asked if found is not None))
 
     def _made(self) -> FleetConfig:
         kind = self.host or "mlp"

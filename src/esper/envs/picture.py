@@ -17,21 +17,21 @@ from esper.simic.life_reports import decision_values, epoch_report
 from esper.simic.lives import LifeState
 from esper.tolaria.env import Step
 
-RENDER_MODES = ("human", "rgb_array")
+FRAMES, WINDOW = "rgb_array", "human"
 RENDER_FPS = 4
 GYM = "pip install 'esper-nn[gym]'"
 
 
+def require_known(render_mode: str | None, modes: Sequence[str]) -> None:
+    """Raise an error if a render mode is none of those that an env offers."""
+    if render_mode not in (None, *modes):
+        raise unknown("render_mode", render_mode, modes)
+
+
 class Film:
-    """The reports of every host's life so far. A life that has ended is shown until the next decision.
+    """The reports of every host's life so far. A life that has ended is shown until the next decision."""
 
-    Raises:
-        EsperError: If the render mode is unknown.
-    """
-
-    def __init__(self, render_mode: str, setting: Setting, num_hosts: int) -> None:
-        if render_mode not in RENDER_MODES:
-            raise unknown("render_mode", render_mode, RENDER_MODES)
+    def __init__(self, setting: Setting, num_hosts: int) -> None:
         self.setting = setting
         self.reports: list[list[EpochReport]] = [[] for _ in range(num_hosts)]
         self.over = [False] * num_hosts

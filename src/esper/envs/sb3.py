@@ -103,7 +103,7 @@ class SB3VecEnv(VecEnv):
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
         """Call a method of the environment, and return its result for each index."""
         found = getattr(self.envs, method_name)(*args, **kwargs)
-        return [found[n] for n in self._get_indices(indices)]
+        return [None if found is None else found[n] for n in self._get_indices(indices)]
 
     def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         """Return that no host is wrapped."""

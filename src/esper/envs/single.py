@@ -6,9 +6,10 @@ import gymnasium
 import numpy as np
 from gymnasium.error import ResetNeeded
 
+from esper.envs.arguments import checked_actions, checked_rows
 from esper.envs.observations import Info, info_of
-from esper.envs.picture import RENDER_FPS, RENDER_MODES, Window
-from esper.envs.vector import GrowthVectorEnv, checked
+from esper.envs.picture import FRAMES, RENDER_FPS, WINDOW, Window, require_known
+from esper.envs.vector import GrowthVectorEnv, require_open
 
 
 class GrowthEnv(gymnasium.Env):
@@ -34,11 +35,12 @@ class GrowthEnv(gymnasium.Env):
         ```
     """
 
-    metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": RENDER_FPS}  # noqa: RUF012
+    metadata: dict[str, Any] = {"render_modes": [FRAMES, WINDOW], "render_fps": RENDER_FPS}  # noqa: RUF012
 
     def __init__(self, render_mode: str | None = None, **options: Any) -> None:
-        self.window = Window("Growth-v0") if render_mode == "human" else None
-        self.vector = GrowthVectorEnv(1, render_mode, **options)
+        require_known(render_mode, self.metadata["render_modes"])
+        self.window = Window("Growth-v0") if render_mode == WINDOW else None
+        self.vector = GrowthVectorEnv(1, render_mode and FRAMES, **options)
         self.render_mode = render_mode
         self.action_space = self.vector.single_action_space
         self.observation_space = self.vector.single_observation_space
@@ -48,6 +50,8 @@ class GrowthEnv(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, Info]:
         """Begin a new life: the first one of a seed, or without one the next of the seed before."""
+        require_open(self.vector)
+        checked_rows(options, 1)
         super().reset(seed=seed)
         if seed is None and self.vector.life is None:
             seed = int(self.np_random.integers(2**31))
@@ -61,16 +65,17 @@ class GrowthEnv(gymnasium.Env):
         self._show()
         return observation, info
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, Info]:
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, Info]:
         """Apply an action and train the host for an epoch.
 
         Raises:
             InvalidAction: If the action is not in the action space. Nothing has changed then.
             ResetNeeded: If the env was never reset, or if the episode has ended.
         """
+        require_open(self.vector)
         if self.upcoming is not None:
             raise ResetNeeded("the episode has ended; call reset before the next step")
-        chosen = checked(action, self.vector.setting.space.sizes)
+        chosen = checked_actions(action, self.vector.setting.space.sizes)
         observations, rewards, terminated, truncated, infos = self.vector.step(chosen[None])
         observation, info = observations[0], info_of(infos, 0)
         if terminated[0] or truncated[0]:
@@ -89,7 +94,7 @@ class GrowthEnv(gymnasium.Env):
 
     def render(self) -> np.ndarray | None:
         """Draw the host's life so far: as an array, or, in the mode human, into the window."""
-        if self.render_mode == "human":
+        if self.render_mode == WINDOW:
             return self._show()
         frames = self.vector.render()
         return None if frames is None else frames[0]
