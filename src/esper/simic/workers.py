@@ -1,0 +1,191 @@
+"""Workers: processes that train one controller together, each on fleets of its own.
+
+Every exchange is made by all workers, in the same order. Tensors travel through the CPU: a controller is small, and so
+one GPU can serve several workers.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Int
+from torch import Tensor
+
+from esper.leyline.errors import EsperError
+
+T = TypeVar("T")
+CHUNK = 1 << 28
+"""Bytes of a message that are sent at a time."""
+
+
+class WorkerLost(EsperError):
+    """Another worker has ended, or cannot be reached."""
+
+
+class Place(NamedTuple):
+    """Where the entries of one worker lie among those of all workers, which follow one another in order of rank."""
+
+    first: int
+    count: int
+    total: int
+
+    @property
+    def span(self) -> slice:
+        return slice(self.first, self.first + self.count)
+
+    def own(self, index: Int[Tensor, " Q"]) -> Int[Tensor, " P"]:
+        """Return which of its own entries are among those with these indices, in the same order."""
+        return index[(index >= self.first) & (index < self.first + self.count)] - self.first
+
+
+class Workers:
+    """One of several workers, and its exchange with the others; alone, it gets back what it gives.
+
+    Args:
+        rank: Number of this worker, from 0; the first one writes everything down.
+        size: Number of workers.
+        group: Their process group, with the backend gloo. None: the default one.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, group: dist.ProcessGroup | None = None) -> None:
+        self.rank, self.size, self.group = rank, size, group
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def share(self, fleets: Sequence[T]) -> Sequence[T]:
+        """Return the fleets of this worker: neighbours, and as many as any other worker has, give or take one.
+
+        Raises:
+            EsperError: There are more workers than fleets.
+        """
+        if self.size > len(fleets):
+            raise EsperError(
+                f"{self.size} workers cannot share {len(fleets)} fleet{'s' * (len(fleets) != 1)}: each needs at"
+                f" least one: use at most {len(fleets)}, or a recipe with more fleets"
+            )
+        first, end = (len(fleets) * rank // self.size for rank in (self.rank, self.rank + 1))
+        return fleets[first:end]
+
+    def numbers(self, *own: int) -> list[list[int]]:
+        """Return the integers that each worker gives, in order of rank."""
+        if self.size == 1:
+            return [list(own)]
+        mine = torch.tensor(own, dtype=torch.int64)
+        every = [torch.empty_like(mine) for _ in range(self.size)]
+        with _in_touch():
+            dist.all_gather(every, mine, self.group)
+        return [row.tolist() for row in every]
+
+    def place(self, count: int) -> Place:
+        """Return where `count` entries of this worker lie among those of all."""
+        counts = [row[0] for row in self.numbers(count)]
+        return Place(sum(counts[: self.rank]), count, sum(counts))
+
+    def any(self, flag: bool) -> bool:
+        """Return whether a flag is set on any worker."""
+        return any(row[0] for row in self.numbers(flag))
+
+    def sum(self, *own: Tensor) -> tuple[Tensor, ...]:
+        """Return the sum of each tensor over all workers."""
+        return self._reduced(own, dist.ReduceOp.SUM)
+
+    def largest(self, *own: Tensor) -> tuple[Tensor, ...]:
+        """Return the largest entries of each tensor over all workers."""
+        return self._reduced(own, dist.ReduceOp.MAX)
+
+    def _reduced(self, own: Sequence[Tensor], op: dist.ReduceOp.RedOpType) -> tuple[Tensor, ...]:
+        if self.size == 1:
+            return tuple(own)
+        flat = torch.cat([x.detach().flatten() for x in own]).cpu()
+        with _in_touch():
+            dist.all_reduce(flat, op, self.group)
+        parts = flat.to(own[0].device).split([x.numel() for x in own])
+        return tuple(part.view_as(x) for part, x in zip(parts, own, strict=True))
+
+    def joined(self, own: Tensor, axis: int = 0) -> Tensor:
+        """Return the tensors of all workers, joined along an axis; only there their sizes may differ."""
+        if self.size == 1:
+            return own
+        sizes = [row[0] for row in self.numbers(own.shape[axis])]
+        mine = own.detach().cpu().movedim(axis, 0)
+        padded = torch.cat([mine, mine.new_zeros(max(sizes) - len(mine), *mine.shape[1:])]).contiguous()
+        raw = padded.view(torch.uint8)
+        every = [torch.empty_like(raw) for _ in sizes]
+        with _in_touch():
+            dist.all_gather(every, raw, self.group)
+        whole = torch.cat([x.view(mine.dtype)[:size] for x, size in zip(every, sizes, strict=True)])
+        return whole.movedim(0, axis).contiguous().to(own.device)
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Overwrite tensors by those of the first worker."""
+        if self.size == 1:
+            return
+        for x in tensors.values():
+            wire = x.detach().cpu().contiguous()
+            with _in_touch():
+                dist.broadcast(wire, 0, self.group)
+            x.data.copy_(wire)
+
+    def from_first(self, said: bytes = b"") -> bytes:
+        """Return what the first worker says."""
+        if self.size == 1:
+            return said
+        size = self.numbers(len(said))[0][0]
+        wire = _wire(said) if self.is_first else torch.empty(size, dtype=torch.uint8)
+        with _in_touch():
+            for piece in wire.split(CHUNK) if size else ():
+                dist.broadcast(piece, 0, self.group)
+        return wire.numpy().tobytes()
+
+    def to_first(self, said: bytes) -> list[bytes]:
+        """Return what each worker says, in order of rank, to the first one; the others get nothing."""
+        sizes = [row[0] for row in self.numbers(len(said))]
+        if self.is_first:
+            return [said, *(self._received(size, rank) for rank, size in enumerate(sizes) if rank)]
+        self._send(said, 0)
+        return []
+
+    def deal(self, parts: Sequence[bytes] = ()) -> bytes:
+        """Return the part for this worker of those that the first one deals out."""
+        mine = parts[0] if self.is_first else b""
+        for rank in range(1, self.size):
+            size = self.numbers(len(parts[rank]) if self.is_first else 0)[0][0]
+            if self.is_first:
+                self._send(parts[rank], rank)
+            elif self.rank == rank:
+                mine = self._received(size, 0)
+        return mine
+
+    def _send(self, said: bytes, to: int) -> None:
+        with _in_touch():
+            for piece in _wire(said).split(CHUNK) if said else ():
+                dist.send(piece, to, self.group)
+
+    def _received(self, size: int, rank: int) -> bytes:
+        wire = torch.empty(size, dtype=torch.uint8)
+        with _in_touch():
+            for piece in wire.split(CHUNK) if size else ():
+                dist.recv(piece, rank, self.group)
+        return wire.numpy().tobytes()
+
+
+ALONE = Workers()
+"""The only worker."""
+
+
+def _wire(said: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(said), dtype=torch.uint8) if said else torch.empty(0, dtype=torch.uint8)
+
+
+@contextmanager
+def _in_touch() -> Iterator[None]:
+    """Turn the failure of an exchange into an error that says so."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise WorkerLost(f"another worker has ended, or cannot be reached ({reason})") from None
