@@ -2,10 +2,11 @@
 
 import json as json_module
 import shlex
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from difflib import get_close_matches
@@ -27,6 +28,7 @@ from esper.cli.exam import cost
 from esper.cli.flags import Flag, optional
 from esper.cli.report import REPORT, write_report
 from esper.cli.stopping import Stop, stopping
+from esper.cli.workers import asks_for_workers, is_worker, launch, together
 from esper.exam.arms import ARMS, always
 from esper.exam.config import QUICK
 from esper.exam.holding import held_one_by_one
@@ -38,6 +40,7 @@ from esper.recipes import Recipe, recipe
 from esper.recipes.warm_start import Progress, begin, folder_of
 from esper.simic.checkpoint import load_training_run, save_training_run
 from esper.simic.train import Training
+from esper.simic.workers import ALONE, WorkerLost, Workers
 from esper.tamiyo import Controller
 from esper.tamiyo.controller_files import load_controller, save_controller
 from esper.tamiyo.features import HIDEABLE
@@ -63,6 +66,11 @@ class Logging:
     """Print each update as one line of JSON."""
     heads: Flag = False
     """Show the statistics of each head of the controller, too."""
+
+    def arguments(self) -> list[str]:
+        """Return the flags of the command line that say this."""
+        switches = [f"--{name}" for name in ("json", "heads") if getattr(self, name)]
+        return [*(("--log", *self.log) if self.log else ()), *switches]
 
     def check(self) -> None:
         """Raise an error if a tracker is not installed, before anything is written."""
@@ -127,29 +135,60 @@ class Train:
     """Random seed of the controller, its learning and its hosts."""
     device: Annotated[str | None, optional("DEVICE", "the recipe's")] = None
     """Device to run on, with its usual precision: cpu (fp32) or cuda (bf16)."""
+    workers: Annotated[int | None, optional("N", "1")] = None
+    """Processes on this machine that train the controller together, each on its share of the recipe's fleets."""
     logging: OmitArgPrefixes[Logging] = Logging()
     changes: tyro.conf.Suppress[tuple[str, ...]] = field(default=())
     """Flags of the recipe."""
 
     def run(self) -> None:
-        with warnings_once():
+        if asks_for_workers(self.workers):
             asked = self.asked()
             self.logging.check()
-            path = self.run_dir or Path("runs") / f"{asked.name}-{datetime.now():%Y%m%d-%H%M%S}"
-            training = asked.stages[0].build()
-            for stage in asked.stages[1:]:
-                for fleet in stage.fleets:
-                    load_task(fleet.task, **fleet.options)  # what cannot be loaded is refused before training begins
-            known = environment(asked.engine.device_name, torch.get_num_threads(), self.command())
-            with RunFolder(path).alone():
-                folder = RunFolder.create(path, asked.plain(), known)
-                go_on(folder, asked, self.logging, Position(0, training))
+            for stage in asked.stages:
+                Workers(0, self.workers or 1).share(stage.fleets)
+            path = self.folder(asked)
+            launch(self.arguments(path), self.workers or 1, path)
+        else:
+            together(self.train, "--debug" in sys.argv)
 
-    def command(self) -> str:
-        """Return the command that makes this run again."""
+    def folder(self, asked: Recipe) -> Path:
+        """Return the folder of the run."""
+        return self.run_dir or Path("runs") / f"{asked.name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+    def train(self, workers: Workers) -> None:
+        """Begin a run, as one of these workers; the first one writes it down."""
+        with warnings_once(), ExitStack() as held:
+            asked = agreed(workers, self.asked)
+            for stage in asked.stages:
+                workers.share(stage.fleets)
+            self.logging.check()
+            training = asked.stages[0].build(workers)
+            for stage in asked.stages[1:]:
+                for fleet in workers.share(stage.fleets):
+                    load_task(fleet.task, **fleet.options)  # what cannot be loaded is refused before training begins
+            folder = None
+            if workers.is_first:
+                device, command = asked.engine.device_name, self.command(workers.size)
+                known = environment(device, torch.get_num_threads(), command, workers.size)
+                path = self.folder(asked)
+                held.enter_context(RunFolder(path).alone())
+                folder = RunFolder.create(path, asked.plain(), known)
+            go_on(folder, asked, self.logging, Position(0, training), workers)
+
+    def arguments(self, path: Path) -> list[str]:
+        """Return the arguments of `esper` for a worker of this run."""
+        own = ["--run-dir", str(path), *self._plain_flags(), *self.logging.arguments()]
+        return ["train", self.recipe, *own, *self.changes]
+
+    def _plain_flags(self) -> list[str]:
         seed = () if self.rng_seed is None else ("--rng-seed", str(self.rng_seed))
-        device = () if self.device is None else ("--device", self.device)
-        return shlex.join(["esper", "train", self.recipe, *seed, *device, *self.changes])
+        return [*seed, *(() if self.device is None else ("--device", self.device))]
+
+    def command(self, workers: int = 1) -> str:
+        """Return the command that makes this run again."""
+        several = () if workers == 1 else ("--workers", str(workers))
+        return shlex.join(["esper", "train", self.recipe, *self._plain_flags(), *several, *self.changes])
 
     def asked(self) -> Recipe:
         """Return the recipe with its flags applied."""
@@ -165,7 +204,7 @@ class Train:
 
     def _suggest(self, plain: Recipe) -> None:
         """Refuse a misspelt flag of `train` itself, which the parser of the recipe's flags cannot know."""
-        own = ("--run-dir", "--rng-seed", "--device", "--log", "--json", "--heads")
+        own = ("--run-dir", "--rng-seed", "--device", "--workers", "--log", "--json", "--heads")
         for flag in (change.partition("=")[0] for change in self.changes if change.startswith("--")):
             close = get_close_matches(flag.replace("_", "-"), own, n=1, cutoff=0.75)
             if close and flag.removeprefix("--").partition(".")[0] not in plain.plain():
@@ -191,20 +230,55 @@ class Resume:
 
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
+    workers: Annotated[int | None, optional("N", "as it was begun")] = None
+    """Processes on this machine that go on together; the fleets are dealt again if there are more or fewer."""
     logging: OmitArgPrefixes[Logging] = Logging()
 
     def run(self) -> None:
         self.logging.check()
+        if is_worker():
+            return together(self.resume, "--debug" in sys.argv)
         folder = RunFolder.open(self.run_dir)
-        with folder.alone(), warnings_once():
-            asked, console = Recipe.revived(folder.config()), literal_console(stderr=self.logging.json)
-            if folder.done:
-                complete(folder, console)
+        size = self.workers or folder.environment().get("workers", 1)
+        if folder.done or size == 1:
+            return self.resume(ALONE)
+        asked = Recipe.revived(folder.config())
+        for stage in asked.stages:
+            Workers(0, size).share(stage.fleets)
+        launch(["resume", str(self.run_dir), *self.logging.arguments()], size, self.run_dir)
+
+    def resume(self, workers: Workers) -> None:
+        """Go on with the run, as one of these workers; the first one writes it down."""
+        with warnings_once(), ExitStack() as held:
+            folder = None
+            if workers.is_first:
+                folder = RunFolder.open(self.run_dir)
+                held.enter_context(folder.alone())
+            asked = agreed(workers, lambda: Recipe.revived(RunFolder.open(self.run_dir).config()))
+            if workers.any(folder is not None and folder.done):
+                if folder is not None:
+                    complete(folder, literal_console(stderr=self.logging.json))
                 return
-            before, threads = folder.environment().get("threads"), torch.get_num_threads()
-            if before != threads:
-                warnings.warn(f"begun with {before} threads, gone on with {threads}: bits may differ", stacklevel=1)
-            go_on(folder, asked, self.logging, pick_up(folder, asked))
+            for stage in asked.stages:
+                workers.share(stage.fleets)
+            if folder is not None:
+                self._warn(folder, workers.size)
+            go_on(folder, asked, self.logging, pick_up(folder, asked, workers), workers)
+
+    def _warn(self, folder: RunFolder, workers: int) -> None:
+        known = folder.environment()
+        now = {"threads": torch.get_num_threads(), "workers": workers}
+        for name, before in (("threads", known.get("threads")), ("workers", known.get("workers", 1))):
+            if before != now[name]:
+                warnings.warn(f"begun with {before} {name}, gone on with {now[name]}: bits may differ", stacklevel=1)
+
+
+def agreed(workers: Workers, ask: Callable[[], Recipe]) -> Recipe:
+    """Return the recipe that the first worker asks for."""
+    if workers.size == 1:
+        return ask()
+    said = json_module.dumps(ask().plain()).encode() if workers.is_first else b""
+    return Recipe.revived(json_module.loads(workers.from_first(said)))
 
 
 def continued(asked: Recipe, plain: Recipe) -> Recipe:
@@ -233,45 +307,96 @@ class Position:
     """The controller of the stage before."""
 
 
-def go_on(folder: RunFolder, asked: Recipe, logging: Logging, at: Position) -> None:
-    """Train through all stages to the end, or until a signal asks to stop; either way nothing is lost."""
-    console, stages = literal_console(stderr=logging.json), asked.stages
-    setting = setting_of(folder.config(), folder.environment())
-    board = Board(str(folder.path), setting.updates, folder.reports(), setting=setting, heads=logging.heads)
-    with stopping() as stop, logging.told(folder, asked, len(board.reports)) as tell:
-        while not stop():
-            stage, training = stages[at.stage], at.training
-            if training is None or training.update == 0:
-                training = prepared(folder, stage, at, console, stop)
-            if training is None or stop():
+class Desk:
+    """Writes the reports of a run down, shows them and tells trackers: what the first worker does besides training."""
+
+    def __init__(self, folder: RunFolder, asked: Recipe, logging: Logging, console: Console) -> None:
+        self.folder, self.asked, self.logging, self.console = folder, asked, logging, console
+        setting = setting_of(folder.config(), folder.environment())
+        reports = folder.reports()
+        self.board = Board(str(folder.path), setting.updates, reports, setting=setting, heads=logging.heads)
+        self.listeners: list[Callable[[UpdateReport], object]] = []
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Open all trackers."""
+        with self.logging.told(self.folder, self.asked, len(self.board.reports)) as tell:
+            self.listeners.append(tell)
+            yield
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show the reports that are heard in the block."""
+        self.board.start(self.folder.start())
+        with self.logging.shown(self.board, self.console) as show:
+            self.listeners.append(show)
+            yield
+            self.listeners.remove(show)
+
+    def hear(self, report: UpdateReport) -> None:
+        """Write down an update, and say so."""
+        self.folder.append(report)
+        report = report.brief()
+        self.board.hear(report)
+        for listener in self.listeners:
+            listener(report)
+
+    def say_stopped(self, phase: str) -> None:
+        during = f" during {phase}," if phase else ""
+        made = f"after update {len(self.board.reports)}"
+        self.console.print(f"stopped{during} {made}: go on with `esper resume {self.folder.path}`", **PLAIN)
+
+
+def go_on(folder: RunFolder | None, asked: Recipe, logging: Logging, at: Position, workers: Workers = ALONE) -> None:
+    """Train through all stages to the end, or until a signal asks to stop; either way nothing is lost.
+
+    Only the first worker has the run's folder; all stop together, whichever of them was asked to.
+    """
+    console = literal_console(stderr=logging.json) if folder else Console(quiet=True)
+    desk, stages = Desk(folder, asked, logging, console) if folder else None, asked.stages
+    with resumable(folder), stopping(says_so=folder is not None) as stop, desk.told() if desk else nullcontext():
+        while not (stopped := workers.any(stop())):
+            training = prepared(folder, stages[at.stage], at, console, stop, workers)
+            stopped = training is None or workers.any(stop())
+            if training is None or stopped:
                 break
-            board.start(folder.start())
-            with logging.shown(board, console) as show:
-                while training.update < stage.learn.updates and not stop():
-                    report = numbered(training.step(), first_update(asked, at.stage))
-                    folder.append(report)
-                    report = report.brief()
-                    board.hear(report)
-                    tell(report)
-                    show(report)
-                    ended = training.update >= stage.learn.updates
-                    if ended or stop() or training.update % asked.checkpoint_every == 0:
-                        at.best = checkpoint(folder, asked, at.stage, training, report, at.best)
-            if stop():
-                break
-            if stage is stages[-1]:
-                with stop.at_once("the preliminary exam"):
-                    finish(folder, stage, training.controller, console, stop)
+            with desk.shown() if desk else nullcontext():
+                stopped = improved(desk, asked, at, training, stop)
+            if stopped or at.stage == len(stages) - 1:
                 break
             at = Position(at.stage + 1, before=training.controller)
-            training = None  # its fleets hold memory that the next stage needs
-        if folder.done and not stop():
+            del training  # its fleets hold memory that the next stage needs
+        if folder and at.training and not stopped:
+            with stop.at_once("the preliminary exam"):
+                finish(folder, stages[-1], at.training.controller, console, stop)
+        if folder and folder.done and not stop():
             with stop.at_once("the report"):
                 complete(folder, console)
-    if stop():
-        during = f" during {stop.phase}," if stop.phase else ""
-        made = f"after update {len(board.reports)}"
-        console.print(f"stopped{during} {made}: go on with `esper resume {folder.path}`", **PLAIN)
+    if desk and (stopped or stop()):
+        desk.say_stopped(stop.phase)
+
+
+@contextmanager
+def resumable(folder: RunFolder | None) -> Iterator[None]:
+    """Say how to go on if another worker is lost."""
+    try:
+        yield
+    except WorkerLost as error:
+        raise WorkerLost(f"{error}: go on with `esper resume {folder.path}`" if folder else str(error)) from None
+
+
+def improved(desk: Desk | None, asked: Recipe, at: Position, training: Training, stop: Stop) -> bool:
+    """Make the updates of a stage that are left, and return whether the run is to stop."""
+    stage, stopped = asked.stages[at.stage], False
+    while training.update < stage.learn.updates and not stopped:
+        report = numbered(training.step(), first_update(asked, at.stage))
+        if desk:
+            desk.hear(report)
+        stopped = training.workers.any(stop())
+        ended = training.update >= stage.learn.updates
+        if ended or stopped or training.update % asked.checkpoint_every == 0:
+            at.best = checkpoint(desk.folder if desk else None, asked, at.stage, training, report, at.best)
+    return stopped
 
 
 def first_update(asked: Recipe, stage: int) -> int:
@@ -289,43 +414,57 @@ def numbered(report: UpdateReport, first: int) -> UpdateReport:
     )
 
 
-def prepared(folder: RunFolder, stage: Recipe, at: Position, console: Console, stop: Stop) -> Training | None:
-    """Return a stage's training as it is before its first update; what has happened until then is written down.
+def prepared(
+    folder: RunFolder | None, stage: Recipe, at: Position, console: Console, stop: Stop, workers: Workers
+) -> Training | None:
+    """Return a stage's training as it is before its next update; what has happened until then is written down.
 
-    If it is None, or the run is to stop, this was interrupted: a resumed run does it again.
+    If it is None, this was interrupted: a resumed run does it again. The first worker makes the warm start for all.
     """
-    if at.training is None or needs_warm_start(stage):
-        with stop.at_once(f"the warm start{f' of stage {at.stage + 1}' if at.stage else ''}"):
-            at.training = warm_start(folder, stage, at, console, stop)
-    if at.training is not None and not stop():
-        with stop.at_once("the measurement of hosts that never grow"):
-            measure_never(folder, at.training, console, stop)
-    return at.training
+    is_new, training = at.training is None, at.training or stage.build(workers)
+    at.training = training
+    if training.update:
+        return training
+    if is_new or needs_warm_start(stage):
+        if folder:
+            with stop.at_once(f"the warm start{f' of stage {at.stage + 1}' if at.stage else ''}"):
+                warm_start(folder, stage, at, console, stop)
+        if workers.any(stop()):
+            return None
+        workers.adopt(training.controller.state_dict())
+    never = torch.empty(0)
+    with stop.at_once("the measurement of hosts that never grow"):
+        never = never_here(training, console, stop)
+    if workers.any(stop()):
+        return None
+    never = workers.joined(never).mean().item()
+    if folder:
+        start = folder.start()
+        start["never"] = never
+        folder.write_start(**start)
+    return training
 
 
 def needs_warm_start(stage: Recipe) -> bool:
     return bool(stage.warm_start.plans or stage.warm_start.run)
 
 
-def measure_never(folder: RunFolder, training: Training, console: Console, stop: Stop) -> None:
-    """Measure J of hosts that never grow, on the fleets of a training, and write it down."""
+def never_here(training: Training, console: Console, stop: Stop) -> torch.Tensor:
+    """Measure J of hosts that never grow, on each fleet of this worker."""
     total, decisions = sum(env.setting.episode for env in training.fleets.envs), count()
     with shown_progress("hosts that never grow", console, stop) as progress:
-        start = folder.start()
-        start["never"] = training.never(lambda env: progress(env.fleet.task.name, next(decisions), total))
-    folder.write_start(**start)
+        return training.never_here(lambda env: progress(env.fleet.task.name, next(decisions), total))
 
 
-def warm_start(folder: RunFolder, stage: Recipe, at: Position, console: Console, stop: Stop) -> Training:
-    """Return a stage's training with a controller that has its first weights, and write down what they have cost."""
+def warm_start(folder: RunFolder, stage: Recipe, at: Position, console: Console, stop: Stop) -> None:
+    """Give a stage's controller its first weights, and write down what they have cost."""
+    assert at.training is not None
     started, run = time.perf_counter(), stage.warm_start.run
     spent = folder.start() if at.before else asdict(cost([RunFolder.open(folder_of(run))] if run else []))
     with shown_progress("warm start", console, stop) as progress:
-        training = at.training or stage.build()
-        took = begin(stage, training.controller, at.before, progress)
+        took = begin(stage, at.training.controller, at.before, progress)
     seconds = spent["seconds"] + time.perf_counter() - started
     folder.write_start(spent["lives"] + took.lives, spent["decisions"] + took.decisions, seconds)
-    return training
 
 
 def finish(folder: RunFolder, asked: Recipe, controller: Controller, console: Console, stop: Stop) -> None:
@@ -403,11 +542,14 @@ def shown_progress(
 
 
 def checkpoint(
-    folder: RunFolder, asked: Recipe, stage: int, training: Training, report: UpdateReport, best: float
+    folder: RunFolder | None, asked: Recipe, stage: int, training: Training, report: UpdateReport, best: float
 ) -> float:
     """Write a checkpoint, keep the newest few and the stage's best controller, and return its best objective."""
     better = report.objective is not None and report.objective > best
     best = max(best, report.objective) if report.objective is not None else best
+    if folder is None:
+        save_training_run("", training)
+        return best
     notes = {"logs": folder.offsets(), "best": best if best > -float("inf") else None, "start": folder.start()}
     if better:  # first: the best controller must be there before a checkpoint mentions it
         save_controller(folder.best_path, training.controller)
@@ -416,27 +558,32 @@ def checkpoint(
     return best
 
 
-def pick_up(folder: RunFolder, asked: Recipe) -> Position:
+def pick_up(folder: RunFolder | None, asked: Recipe, workers: Workers = ALONE) -> Position:
     """Load the newest checkpoint, or start again if there is none yet; cut from the logs what came after it."""
-    paths, stages = folder.checkpoints(), asked.stages
-    if not paths:
-        folder.cut(dict.fromkeys(LOGS, 0))
-        return Position(0, stages[0].build())
-    made = int(paths[-1].stem)
+    paths, stages = folder.checkpoints() if folder else [], asked.stages
+    made = workers.numbers(int(paths[-1].stem) if paths else -1)[0][0]
+    if made < 0:
+        if folder:
+            folder.cut(dict.fromkeys(LOGS, 0))
+        return Position(0, stages[0].build(workers))
     stage = next((n for n in range(len(stages)) if made <= first_update(asked, n + 1)), len(stages) - 1)
-    return Position(stage, *restored(folder, paths[-1], stages[stage].build()))
+    path = paths[-1] if paths else Path(f"{made:06d}.safetensors")
+    return Position(stage, *restored(folder, path, stages[stage].build(workers)))
 
 
-def restored(folder: RunFolder, path: Path, training: Training) -> tuple[Training, float]:
+def restored(folder: RunFolder | None, path: Path, training: Training) -> tuple[Training, float]:
     """Load a checkpoint into a training, and return it with the best objective so far."""
     notes = load_training_run(path, training)
+    best = -float("inf") if notes["best"] is None else float(notes["best"])
+    if folder is None:
+        return training, best
     if not isinstance(notes.get("logs"), dict) or not set(OLDEST_LOGS) <= notes["logs"].keys() <= set(LOGS):
         raise FileError(f"{path} is damaged: it does not say how long the logs were")
     folder.cut(notes["logs"])
     start = {"never": None} | notes.get("start", folder.start())
     if start != folder.start():
         folder.write_start(**start)
-    return training, -float("inf") if notes["best"] is None else float(notes["best"])
+    return training, best
 
 
 @contextmanager

@@ -28,16 +28,16 @@ class Place(NamedTuple):
     """Where the entries of one worker lie among those of all workers, which follow one another in order of rank."""
 
     first: int
-    count: int
+    size: int
     total: int
 
     @property
     def span(self) -> slice:
-        return slice(self.first, self.first + self.count)
+        return slice(self.first, self.first + self.size)
 
     def own(self, index: Int[Tensor, " Q"]) -> Int[Tensor, " P"]:
         """Return which of its own entries are among those with these indices, in the same order."""
-        return index[(index >= self.first) & (index < self.first + self.count)] - self.first
+        return index[(index >= self.first) & (index < self.first + self.size)] - self.first
 
 
 class Workers:
