@@ -1,6 +1,7 @@
 """Reports for tests of what leaves a run."""
 
 import dataclasses
+import json
 import shutil
 from functools import cache
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 
 from esper.exam.records import ArmReport, ExamReport, Interval, Life
 from esper.leyline.reports import EpochReport, GardenReport, HeadReport, LifeReport, UpdateReport
+from esper.leyline.tensor_files import read
+from esper.tamiyo.controller_files import CONTROLLER_FORMAT
 from esper.telemetry import RunFolder
 
 
@@ -91,3 +94,23 @@ def _small_run(base: Path) -> Path:
 
     Train(recipe="smoke", run_dir=base / "small", changes=SMALL).run()
     return base / "small"
+
+
+def reports_of(folder: Path) -> list[dict[str, Any]]:
+    """The updates in a run's log, apart from how long they took."""
+    lines = (folder / "reports.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+def same_runs(one: Path, other: Path, *controllers: str) -> None:
+    """Assert that two runs have logged the same and ended with the same controller, and with these ones."""
+    assert reports_of(one) == reports_of(other)
+    assert timeless_exams(one) == timeless_exams(other)
+    for name in ("episodes.jsonl", "garden.jsonl", "lives.jsonl"):
+        contents = [path.read_bytes() if path.exists() else None for path in (one / name, other / name)]
+        assert contents[0] == contents[1], name
+    for file in ("controller.safetensors", *controllers):
+        weights, others = (read(folder / file, CONTROLLER_FORMAT)[0] for folder in (one, other))
+        assert weights.keys() == others.keys()
+        for name, tensor in weights.items():
+            assert tensor.equal(others[name]), name

@@ -1,6 +1,5 @@
 """Law 9 for whole runs: killed at any moment and resumed, a run ends as if nothing had happened."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -9,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.leyline.tensor_files import read
-from esper.tamiyo.controller_files import CONTROLLER_FORMAT
-from telemetry_toys import MAIN, SMALL, timeless_exams
+from telemetry_toys import MAIN, SMALL, reports_of, same_runs
 
 RUN = [
     "train",
@@ -73,27 +70,10 @@ print(done)
 """
 
 
-def reports(folder: Path) -> list[dict]:
-    lines = (folder / "reports.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
-
-
 def run(code: str, *arguments: str) -> str:
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def same(one: Path, other: Path, *controllers: str) -> None:
-    assert reports(one) == reports(other)
-    assert timeless_exams(one) == timeless_exams(other)
-    for name in ("episodes.jsonl", "garden.jsonl", "lives.jsonl"):
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
-    for file in ("controller.safetensors", *controllers):
-        weights, others = (read(folder / file, CONTROLLER_FORMAT)[0] for folder in (one, other))
-        assert weights.keys() == others.keys()
-        for name, tensor in weights.items():
-            assert tensor.equal(others[name]), name
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +84,11 @@ def whole(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_killed_25_times_and_resumed_it_ends_the_same(whole, tmp_path):
+def test_killed_25_times_and_resumed_it_ends_the_same_runs(whole, tmp_path):
     folder = tmp_path / "killed"
     kills = int(run(KILLER, str(folder), "25", *RUN))
     assert kills >= 10, "most kills must hit a run that was still going on"
-    same(whole, folder, "checkpoints/best.safetensors")
+    same_runs(whole, folder, "checkpoints/best.safetensors")
 
 
 def test_a_signal_ends_a_run_with_a_checkpoint(whole, tmp_path):
@@ -125,8 +105,8 @@ def test_a_signal_ends_a_run_with_a_checkpoint(whole, tmp_path):
     out, err = process.communicate()
     assert process.returncode == 0, err
     assert "esper resume" in out
-    assert 0 < len(reports(folder)) < 8
+    assert 0 < len(reports_of(folder)) < 8
     assert not (folder / "controller.safetensors").exists()
-    assert [path.stem for path in (folder / "checkpoints").glob("0*")] == [f"{len(reports(folder)):06d}"]
+    assert [path.stem for path in (folder / "checkpoints").glob("0*")] == [f"{len(reports_of(folder)):06d}"]
     run(MAIN, "resume", str(folder))
-    same(whole, folder)
+    same_runs(whole, folder)

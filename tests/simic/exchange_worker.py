@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from esper.leyline.errors import EsperError
 from esper.leyline.json_records import jsonable
 from esper.simic.checkpoint import load_training_run, save_training_run
 from esper.simic.workers import Place, Workers
@@ -68,11 +69,24 @@ def trainings(workers: Workers, folder: Path) -> None:
         (folder / "reports.json").write_text(json.dumps({"reports": plain, "never": never, "notes": notes}))
 
 
+def refuses_other_controllers(workers: Workers, folder: Path) -> bool:
+    """Whether a checkpoint is refused once a worker's controller is another one."""
+    training = begin(workers)
+    if not workers.is_first:
+        next(training.controller.parameters()).data[0] += 1e-3
+    try:
+        save_training_run(folder / "none", training)
+    except EsperError as error:
+        return "the workers hold different controllers" in str(error) and not (folder / "none").exists()
+    return not workers.is_first
+
+
 def main(rank: int, size: int, folder: Path) -> None:
     workers = joined_group(rank, size, str(folder / "rendezvous"))
     checks = exchanges(workers)
     assert all(checks), checks
     trainings(workers, folder)
+    assert refuses_other_controllers(workers, folder)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -41,8 +42,14 @@ class Stop:
 
 @contextmanager
 def stopping(says_so: bool = True) -> Iterator[Stop]:
-    """Let Ctrl-C and SIGTERM stop a run after the update at hand; a second signal stops it at once."""
+    """Let Ctrl-C and SIGTERM stop a run after the update at hand; a second signal stops it at once.
+
+    Signals are heard by the main thread alone; in another one, nothing asks to stop.
+    """
     stop = Stop(says_so)
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
     before = {number: signal.signal(number, stop.hear) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop

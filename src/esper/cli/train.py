@@ -5,7 +5,7 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -26,6 +26,7 @@ from tyro.conf import OmitArgPrefixes
 from esper.cli.console import literal_console, show_exam
 from esper.cli.exam import cost
 from esper.cli.flags import Flag, optional
+from esper.cli.ray_train import OnRay, train_on_ray
 from esper.cli.report import REPORT, write_report
 from esper.cli.stopping import Stop, stopping
 from esper.cli.workers import asks_for_workers, is_worker, launch, together
@@ -137,20 +138,23 @@ class Train:
     """Device to run on, with its usual precision: cpu (fp32) or cuda (bf16)."""
     workers: Annotated[int | None, optional("N", "1")] = None
     """Processes on this machine that train the controller together, each on its share of the recipe's fleets."""
+    on_ray: OmitArgPrefixes[OnRay] = OnRay()
     logging: OmitArgPrefixes[Logging] = Logging()
     changes: tyro.conf.Suppress[tuple[str, ...]] = field(default=())
     """Flags of the recipe."""
 
     def run(self) -> None:
-        if asks_for_workers(self.workers):
-            asked = self.asked()
-            self.logging.check()
-            for stage in asked.stages:
-                Workers(0, self.workers or 1).share(stage.fleets)
-            path = self.folder(asked)
-            launch(self.arguments(path), self.workers or 1, path)
-        else:
-            together(self.train, "--debug" in sys.argv)
+        size = self.workers or 1
+        self.on_ray.check(size)
+        if not (asks_for_workers(self.workers) or self.on_ray.ray):
+            return together(self.train, "--debug" in sys.argv)
+        asked = self.asked()
+        self.logging.check()
+        require_fleets(asked, size)
+        path = self.folder(asked).resolve()
+        if (path / "config.json").exists():
+            raise FileError(f"{path} holds a run already: resume it, or choose another run_dir")
+        start_workers(self.on_ray, asked, self.arguments(path), size, path)
 
     def folder(self, asked: Recipe) -> Path:
         """Return the folder of the run."""
@@ -160,8 +164,7 @@ class Train:
         """Begin a run, as one of these workers; the first one writes it down."""
         with warnings_once(), ExitStack() as held:
             asked = agreed(workers, self.asked)
-            for stage in asked.stages:
-                workers.share(stage.fleets)
+            require_fleets(asked, workers.size)
             self.logging.check()
             training = asked.stages[0].build(workers)
             for stage in asked.stages[1:]:
@@ -204,7 +207,7 @@ class Train:
 
     def _suggest(self, plain: Recipe) -> None:
         """Refuse a misspelt flag of `train` itself, which the parser of the recipe's flags cannot know."""
-        own = ("--run-dir", "--rng-seed", "--device", "--workers", "--log", "--json", "--heads")
+        own = ("--run-dir", "--rng-seed", "--device", "--workers", "--ray", "--address", "--log", "--json", "--heads")
         for flag in (change.partition("=")[0] for change in self.changes if change.startswith("--")):
             close = get_close_matches(flag.replace("_", "-"), own, n=1, cutoff=0.75)
             if close and flag.removeprefix("--").partition(".")[0] not in plain.plain():
@@ -232,6 +235,7 @@ class Resume:
     """Folder of the run."""
     workers: Annotated[int | None, optional("N", "as it was begun")] = None
     """Processes on this machine that go on together; the fleets are dealt again if there are more or fewer."""
+    on_ray: OmitArgPrefixes[OnRay] = OnRay()
     logging: OmitArgPrefixes[Logging] = Logging()
 
     def run(self) -> None:
@@ -240,12 +244,14 @@ class Resume:
             return together(self.resume, "--debug" in sys.argv)
         folder = RunFolder.open(self.run_dir)
         size = self.workers or folder.environment().get("workers", 1)
-        if folder.done or size == 1:
+        asks_for_workers(size)
+        self.on_ray.check(size)
+        if folder.done or (size == 1 and not self.on_ray.ray):
             return self.resume(ALONE)
         asked = Recipe.revived(folder.config())
-        for stage in asked.stages:
-            Workers(0, size).share(stage.fleets)
-        launch(["resume", str(self.run_dir), *self.logging.arguments()], size, self.run_dir)
+        require_fleets(asked, size)
+        arguments = ["resume", str(self.run_dir), *self.logging.arguments()]
+        start_workers(self.on_ray, asked, arguments, size, self.run_dir)
 
     def resume(self, workers: Workers) -> None:
         """Go on with the run, as one of these workers; the first one writes it down."""
@@ -259,8 +265,7 @@ class Resume:
                 if folder is not None:
                     complete(folder, literal_console(stderr=self.logging.json))
                 return
-            for stage in asked.stages:
-                workers.share(stage.fleets)
+            require_fleets(asked, workers.size)
             if folder is not None:
                 self._warn(folder, workers.size)
             go_on(folder, asked, self.logging, pick_up(folder, asked, workers), workers)
@@ -271,6 +276,20 @@ class Resume:
         for name, before in (("threads", known.get("threads")), ("workers", known.get("workers", 1))):
             if before != now[name]:
                 warnings.warn(f"begun with {before} {name}, gone on with {now[name]}: bits may differ", stacklevel=1)
+
+
+def require_fleets(asked: Recipe, workers: int) -> None:
+    """Raise an error if there are more workers than fleets in a stage of a recipe."""
+    for stage in asked.stages:
+        Workers(0, workers).share(stage.fleets)
+
+
+def start_workers(on_ray: OnRay, asked: Recipe, arguments: Sequence[str], workers: int, path: Path) -> None:
+    """Run `esper` with these arguments in several processes, of Ray or on this machine, and wait for their end."""
+    if on_ray.ray:
+        train_on_ray(on_ray, asked, arguments, workers, path)
+    else:
+        launch(arguments, workers, path)
 
 
 def agreed(workers: Workers, ask: Callable[[], Recipe]) -> Recipe:
