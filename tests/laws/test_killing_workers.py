@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from esper.cli.train import Resume
+from esper.leyline.errors import FileError
 from esper.telemetry import RunFolder
 from telemetry_toys import same_runs
 
@@ -86,8 +88,8 @@ def test_stopped_and_killed_workers_leave_a_run_that_ends_as_that_of_torchrun_do
     run = esper("resume", str(folder))
     begun = made(folder)
     wait_for(lambda: made(folder) > begun, run)
-    refused = esper("resume", str(folder), "--workers", "1").communicate(timeout=60)[1]
-    assert f"{folder} is being written by" in refused
+    with pytest.raises(FileError, match=f"{folder} is being written by"):
+        Resume(run_dir=folder, workers=1).run()
     os.kill(workers_of(run)[1], signal.SIGKILL)
     _, errors = run.communicate(timeout=60)
     assert errors == f"esper: worker 1 of 2 was killed by SIGKILL: go on with `esper resume {folder}`\n"
