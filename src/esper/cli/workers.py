@@ -2,13 +2,14 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +30,17 @@ GRACE = 5.0
 """Seconds that workers have to end by themselves once one of them has failed."""
 LOST = 75
 """Exit code of a worker that ends because another one has."""
+KEEP_ALIVE = {
+    getattr(socket, name): value
+    for name, value in (
+        ("TCP_KEEPIDLE", 60),  # seconds of silence before the kernel asks
+        ("TCP_KEEPINTVL", 15),  # seconds between its questions
+        ("TCP_KEEPCNT", 4),  # questions without an answer
+        ("TCP_USER_TIMEOUT", 120_000),  # milliseconds for the answer to what was sent
+    )
+    if hasattr(socket, name)
+}
+"""How the kernel finds out within two minutes that another machine is gone."""
 LAUNCHED = "ESPER_LAUNCHED"
 """Set in the environment of workers that `launch` has started."""
 
@@ -99,10 +111,26 @@ def connected() -> Iterator[Workers]:
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise EsperError(f"worker {rank} of {size} cannot join the others: {reason}") from None
+    notice_lost_machines()
     try:
         yield Workers(rank, size)
     finally:
         dist.destroy_process_group()
+
+
+def notice_lost_machines() -> None:
+    """Let the kernel ask the other ends of this process's connections whether they are there, where it can.
+
+    A process that ends closes its connections; a machine that is gone does not, and the others would wait for it.
+    """
+    if not KEEP_ALIVE or not Path("/proc/self/fd").exists():
+        return
+    for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in KEEP_ALIVE.items():
+                    connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _end_with_launcher() -> None:

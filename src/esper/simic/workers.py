@@ -4,6 +4,7 @@ Every exchange is made by all workers, in the same order. Tensors travel through
 one GPU can serve several workers.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
@@ -187,5 +188,6 @@ def _in_touch() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        line = str(error).strip().partition("\n")[0]
+        reason = re.sub(r"^\[\S*:\d+\] ", "", line).partition(". ")[0].rstrip(".")  # without its place in gloo
         raise WorkerLost(f"another worker has ended, or cannot be reached ({reason})") from None
