@@ -106,10 +106,13 @@ if [ "$what" = cable ] || [ "$what" = all ]; then
     ip -n "$two" link set "$cable_two" up
 fi
 if [ "$what" = ray ] || [ "$what" = all ]; then
+    RAY_AUTH_TOKEN=$("$python" -c "import secrets; print(secrets.token_hex(16))") # of this cluster alone
+    export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
     echo "Ray: the second machine is killed, and the run goes on with one worker"
     in_one ray start --head --node-ip-address 10.77.0.1 --port 6379 --num-cpus 1 --include-dashboard false \
-        --temp-dir "$work/ray1" > "$work/ray.log" 2>&1
-    in_two ray start --address 10.77.0.1:6379 --node-ip-address 10.77.0.2 --num-cpus 1 >> "$work/ray.log" 2>&1
+        --temp-dir "$work/ray1" > "$work/ray.log" 2>&1 || { cat "$work/ray.log"; exit 1; }
+    in_two ray start --address 10.77.0.1:6379 --node-ip-address 10.77.0.2 --num-cpus 1 >> "$work/ray.log" 2>&1 \
+        || { cat "$work/ray.log"; exit 1; }
     in_one "$python" -m esper "${run[@]}" --ray --address 10.77.0.1:6379 --workers 2 --least 1 \
         --run-dir "$work/ray" > "$work/one.log" 2>&1 &
     first=$!
