@@ -63,12 +63,11 @@ PYTHON
 port=29500
 on_both() { # ARGUMENTS of esper: begin on both machines
     port=$((port + 1))
-    local flags=(--nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint "10.77.0.1:$port")
-    in_one "$python" -m torch.distributed.run "${flags[@]}" --rdzv-conf is_host=true --local-addr 10.77.0.1 \
-        -m esper "$@" > "$work/one.log" 2>&1 &
+    local torchrun=("$python" -m torch.distributed.run --nnodes 2 --nproc-per-node 1)
+    torchrun+=(--master-addr 10.77.0.1 --master-port "$port")
+    in_one "${torchrun[@]}" --node-rank 0 -m esper "$@" > "$work/one.log" 2>&1 &
     first=$!
-    in_two "$python" -m torch.distributed.run "${flags[@]}" --rdzv-conf is_host=false --local-addr 10.77.0.2 \
-        -m esper "$@" > "$work/two.log" 2>&1 &
+    in_two "${torchrun[@]}" --node-rank 1 -m esper "$@" > "$work/two.log" 2>&1 &
     second=$!
 }
 ended() { # both must end well

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import time
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ import torch
 
 from esper.cli.console import literal_console
 from esper.cli.flags import Flag, optional
-from esper.leyline.errors import EsperError
+from esper.cli.workers import notice_lost_machines
+from esper.leyline.errors import EsperError, FileError
 from esper.recipes import Recipe
 from esper.simic.workers import WorkerLost, Workers
 from esper.telemetry import Board, RunFolder
@@ -23,8 +23,6 @@ from esper.telemetry.setting import setting_of
 
 REFUSED = "refused.txt"
 """Why a worker has refused to train, in Ray's part of a run folder."""
-PATIENCE = 60.0
-"""Seconds to wait until the workers of the attempt before have ended and freed the run folder."""
 EXCHANGE = 12 * 60 * 60
 """Seconds that an exchange waits for the other workers: warm starts take hours."""
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_TRAIN_V2_ENABLED": "1"}
@@ -72,7 +70,6 @@ def train_on_ray(asked: OnRay, recipe: Recipe, arguments: Sequence[str], workers
     from ray.train.v2.api.config import LoggingConfig
     from ray.train.v2.api.exceptions import TrainingFailedError
 
-    path = path.resolve()
     is_ours = connect(asked.address, workers)
     count: Any = (asked.least, workers) if asked.least is not None and asked.least < workers else workers
     trainer = TorchTrainer(
@@ -87,8 +84,11 @@ def train_on_ray(asked: OnRay, recipe: Recipe, arguments: Sequence[str], workers
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
     )
-    (path / "ray").mkdir(parents=True, exist_ok=True)
-    (path / "ray" / REFUSED).unlink(missing_ok=True)
+    try:
+        (path / "ray").mkdir(parents=True, exist_ok=True)
+        (path / "ray" / REFUSED).unlink(missing_ok=True)
+    except OSError as error:
+        raise FileError(f"cannot start a run in {path}: {error.strerror or error}") from error
     try:
         with followed(path):
             trainer.fit()
@@ -131,7 +131,8 @@ def work(config: dict[str, Any]) -> None:
     if (device := get_device()).type == "cuda":
         torch.cuda.set_device(device)
     try:
-        take_part(config["arguments"], folder, Workers(context.get_world_rank(), context.get_world_size()))
+        notice_lost_machines()
+        take_part(config["arguments"], Workers(context.get_world_rank(), context.get_world_size()))
     except WorkerLost:
         raise
     except EsperError as error:  # once more, it would be the same
@@ -139,22 +140,17 @@ def work(config: dict[str, Any]) -> None:
         raise
 
 
-def take_part(arguments: Sequence[str], folder: Path, workers: Workers) -> None:
+def take_part(arguments: Sequence[str], workers: Workers) -> None:
     """Begin a run, or go on with it."""
     from esper.cli.commands import parse
     from esper.cli.train import Resume, Train
 
-    if workers.is_first and folder.exists():
-        until = time.monotonic() + PATIENCE
-        while RunFolder(folder).writer() and time.monotonic() < until:
-            time.sleep(0.1)
-    begun = workers.any(workers.is_first and (folder / "config.json").exists())
     command = parse(arguments)
     assert isinstance(command, Train | Resume)
-    if isinstance(command, Train) and not begun:
-        command.train(workers)
+    if isinstance(command, Train):
+        command.again(workers)
     else:
-        Resume(run_dir=folder, logging=command.logging).resume(workers)
+        command.resume(workers)
 
 
 @contextmanager

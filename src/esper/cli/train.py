@@ -29,7 +29,7 @@ from esper.cli.flags import Flag, optional
 from esper.cli.ray_train import OnRay, train_on_ray
 from esper.cli.report import REPORT, write_report
 from esper.cli.stopping import Stop, stopping
-from esper.cli.workers import asks_for_workers, is_worker, launch, together
+from esper.cli.workers import asks_for_workers, is_worker, launch, together, were_restarted
 from esper.exam.arms import ARMS, always
 from esper.exam.config import QUICK
 from esper.exam.holding import held_one_by_one
@@ -53,6 +53,8 @@ from esper.telemetry.folder import LOGS, OLDEST_LOGS, environment
 from esper.telemetry.setting import setting_of
 from esper.tolaria import Engine
 
+PATIENCE = 60.0
+"""Seconds to wait until workers that were lost have ended and freed the run folder."""
 PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 """Print text as it is: names of files and settings are no markup."""
 
@@ -147,14 +149,14 @@ class Train:
         size = self.workers or 1
         self.on_ray.check(size)
         if not (asks_for_workers(self.workers) or self.on_ray.ray):
-            return together(self.train, "--debug" in sys.argv)
+            return together(self.again if were_restarted() else self.train, "--debug" in sys.argv)
         asked = self.asked()
         self.logging.check()
         require_fleets(asked, size)
-        path = self.folder(asked).resolve()
+        path = self.folder(asked)
         if (path / "config.json").exists():
             raise FileError(f"{path} holds a run already: resume it, or choose another run_dir")
-        start_workers(self.on_ray, asked, self.arguments(path), size, path)
+        start_workers(self.on_ray, asked, self.arguments(path.resolve() if self.on_ray.ray else path), size, path)
 
     def folder(self, asked: Recipe) -> Path:
         """Return the folder of the run."""
@@ -178,6 +180,18 @@ class Train:
                 held.enter_context(RunFolder(path).alone())
                 folder = RunFolder.create(path, asked.plain(), known)
             go_on(folder, asked, self.logging, Position(0, training), workers)
+
+    def again(self, workers: Workers) -> None:
+        """Begin a run, or go on with it, as workers do that were started again after some were lost."""
+        path, is_begun = self.run_dir, False
+        if workers.is_first and path is not None and (path / "config.json").exists():
+            is_begun, until = True, time.monotonic() + PATIENCE
+            while RunFolder(path).writer() and time.monotonic() < until:
+                time.sleep(0.1)
+        if workers.any(is_begun):
+            Resume(run_dir=path or Path(), logging=self.logging).resume(workers)
+        else:
+            self.train(workers)
 
     def arguments(self, path: Path) -> list[str]:
         """Return the arguments of `esper` for a worker of this run."""
@@ -250,7 +264,8 @@ class Resume:
             return self.resume(ALONE)
         asked = Recipe.revived(folder.config())
         require_fleets(asked, size)
-        arguments = ["resume", str(self.run_dir), *self.logging.arguments()]
+        path = self.run_dir.resolve() if self.on_ray.ray else self.run_dir
+        arguments = ["resume", str(path), *self.logging.arguments()]
         start_workers(self.on_ray, asked, arguments, size, self.run_dir)
 
     def resume(self, workers: Workers) -> None:
@@ -287,7 +302,7 @@ def require_fleets(asked: Recipe, workers: int) -> None:
 def start_workers(on_ray: OnRay, asked: Recipe, arguments: Sequence[str], workers: int, path: Path) -> None:
     """Run `esper` with these arguments in several processes, of Ray or on this machine, and wait for their end."""
     if on_ray.ray:
-        train_on_ray(on_ray, asked, arguments, workers, path)
+        train_on_ray(on_ray, asked, arguments, workers, path.resolve())
     else:
         launch(arguments, workers, path)
 

@@ -50,6 +50,11 @@ def is_worker() -> bool:
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys() and os.environ["WORLD_SIZE"] != "1"
 
 
+def were_restarted() -> bool:
+    """Whether torchrun has started its workers again, after some were lost."""
+    return is_worker() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+
+
 def asks_for_workers(count: int | None) -> bool:
     """Whether this process is to start workers: their number was given, and it is not one of them itself.
 
@@ -184,7 +189,7 @@ def launch(arguments: Sequence[str], size: int, folder: Path) -> None:
     finally:
         for worker in crew:
             worker.process.kill()
-            worker.process.wait()
+            worker.process.communicate()
     if lost is not None:
         _explain(lost, size, folder)
 
@@ -221,14 +226,13 @@ def _forwarding(crew: Sequence[Started]) -> Iterator[None]:
 
 def _attend(crew: Sequence[Started]) -> Started | None:
     """Wait until all workers have ended, or some time after one has failed, and return the one that failed first."""
-    lost, until = None, float("inf")
+    until = float("inf")
     while any(worker.code is None for worker in crew) and time.monotonic() < until:
-        failed = [worker for worker in crew if worker.code]
-        if failed and until == float("inf"):
+        if until == float("inf") and any(worker.code for worker in crew):
             until = time.monotonic() + GRACE
         time.sleep(0.05)
     failed = sorted((worker for worker in crew if worker.code), key=lambda worker: worker.code == LOST)
-    return failed[0] if failed else lost
+    return failed[0] if failed else None
 
 
 def _explain(lost: Started, size: int, folder: Path) -> NoReturn:

@@ -50,7 +50,7 @@ class Workers:
         group: Their process group, with the backend gloo. None: the default one.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, group: "dist.ProcessGroup | None" = None) -> None:
         self.rank, self.size, self.group = rank, size, group
 
     @property
@@ -98,7 +98,7 @@ class Workers:
         """Return the largest entries of each tensor over all workers."""
         return self._reduced(own, dist.ReduceOp.MAX)
 
-    def _reduced(self, own: Sequence[Tensor], op: dist.ReduceOp.RedOpType) -> tuple[Tensor, ...]:
+    def _reduced(self, own: Sequence[Tensor], op: "dist.ReduceOp.RedOpType") -> tuple[Tensor, ...]:
         if self.size == 1:
             return tuple(own)
         flat = torch.cat([x.detach().flatten() for x in own]).cpu()
