@@ -13,8 +13,10 @@ from esper.cli import main
 from esper.cli.ray_train import OnRay
 from esper.cli.stopping import stopping
 from esper.cli.train import Resume, Train
-from esper.cli.workers import asks_for_workers, is_worker
+from esper.cli.workers import asks_for_workers, is_worker, were_restarted
 from esper.leyline.errors import EsperError
+from esper.simic.workers import ALONE
+from esper.telemetry import RunFolder
 from telemetry_toys import SMALL, small_run
 
 OF_TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
@@ -92,6 +94,20 @@ def test_without_ray_its_flags_say_how_to_install_it(monkeypatch):
     monkeypatch.setattr("esper.cli.ray_train.find_spec", lambda name: None)
     with pytest.raises(EsperError, match=r"ray is not installed: pip install 'esper-nn\[ray\]'"):
         OnRay(ray=True).check(2)
+
+
+def test_workers_that_were_started_again_go_on_with_the_run_that_they_have_begun(tmp_path, monkeypatch):
+    run = small_run(tmp_path, tmp_path / "copy")
+    train = Train(recipe="smoke", run_dir=run, changes=SMALL)
+    reports = (run / "reports.jsonl").read_bytes()
+    (run / "controller.safetensors").unlink()
+    train.again(ALONE)
+    assert RunFolder(run).done
+    assert (run / "reports.jsonl").read_bytes() == reports, "no update was made again"
+    assert not were_restarted()
+    for name, value in (OF_TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "1"}).items():
+        monkeypatch.setenv(name, value)
+    assert were_restarted()
 
 
 def test_in_another_thread_nothing_asks_to_stop():

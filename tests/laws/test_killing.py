@@ -84,7 +84,7 @@ def whole(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_killed_25_times_and_resumed_it_ends_the_same_runs(whole, tmp_path):
+def test_killed_25_times_and_resumed_it_ends_the_same(whole, tmp_path):
     folder = tmp_path / "killed"
     kills = int(run(KILLER, str(folder), "25", *RUN))
     assert kills >= 10, "most kills must hit a run that was still going on"

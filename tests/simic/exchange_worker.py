@@ -12,6 +12,7 @@ import torch.distributed as dist
 from esper.leyline.errors import EsperError
 from esper.leyline.json_records import jsonable
 from esper.simic.checkpoint import load_training_run, save_training_run
+from esper.simic.messages import deal, from_first, to_first
 from esper.simic.workers import Place, Workers
 from workers_toys import CONFIG, PPO, begin, joined_group, write_trace
 
@@ -34,11 +35,11 @@ def exchanges(workers: Workers) -> list[bool]:
         workers.joined(torch.tensor([True] * (1 - rank), dtype=torch.bool)).tolist() == [True],
         workers.joined(torch.tensor([2**60 + rank])).tolist() == [2**60, 2**60 + 1],
         [x.tolist() for x in weights.values()] == [[0.0, 0.0], 0],
-        workers.from_first(b"told" if rank == 0 else b"") == b"told",
-        workers.from_first(b"") == b"",
-        workers.to_first(long) == ([bytes(range(256)), bytes(range(256)) * 2] if rank == 0 else []),
-        workers.to_first(b"" if rank else b"x") == ([b"x", b""] if rank == 0 else []),
-        workers.deal([b"one", b"other"] if rank == 0 else []) == (b"one", b"other")[rank],
+        from_first(workers, b"told" if rank == 0 else b"") == b"told",
+        from_first(workers, b"") == b"",
+        to_first(workers, long) == ([bytes(range(256)), bytes(range(256)) * 2] if rank == 0 else []),
+        to_first(workers, b"" if rank else b"x") == ([b"x", b""] if rank == 0 else []),
+        deal(workers, [b"one", b"other"] if rank == 0 else []) == (b"one", b"other")[rank],
     ]
 
 

@@ -13,6 +13,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.json_records import jsonable
 from esper.leyline.tensor_files import Tensors, pack, read, unpack
 from esper.simic.checkpoint import RUN_FORMAT, load_training_run, save_training_run
+from esper.simic.messages import deal, from_first, to_first
 from esper.simic.workers import ALONE, Place, Workers
 from workers_toys import CONFIG, PPO, begin, spawned, write_trace
 
@@ -150,7 +151,7 @@ def test_one_worker_gets_back_what_it_gives():
     assert ALONE.place(3) == Place(0, 3, 3)
     assert ALONE.any(True)
     assert not ALONE.any(False)
-    assert (ALONE.from_first(said), ALONE.to_first(said), ALONE.deal([said])) == (said, [said], said)
+    assert (from_first(ALONE, said), to_first(ALONE, said), deal(ALONE, [said])) == (said, [said], said)
 
 
 def test_packed_tensors_come_back_with_their_description():

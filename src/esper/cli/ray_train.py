@@ -110,9 +110,10 @@ def connect(address: str | None, workers: int) -> bool:
     if ray.is_initialized():
         return False
     address = address or os.environ.get("RAY_ADDRESS")
-    local = {"num_cpus": max(workers, os.cpu_count() or 1), "include_dashboard": False}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    local: dict[str, Any] = {"num_cpus": max(workers, os.cpu_count() or 1), "include_dashboard": False}
     try:
-        ray.init(**({"address": address} if address else local), log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(**({"address": address} if address else local), **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise EsperError(f"cannot connect to Ray{f' at {address}' if address else ''}: {error}") from error
     return True

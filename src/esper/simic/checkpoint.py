@@ -11,6 +11,7 @@ from torch import Tensor
 from esper.leyline.errors import EsperError
 from esper.leyline.tensor_files import Tensors, fits, flatten, match, pack, parsing, read, unflatten, unpack, write
 from esper.simic.lives import LifeState
+from esper.simic.messages import deal, to_first
 from esper.simic.train import Training
 from esper.tamiyo.network import HiddenState
 from esper.tolaria.checkpoint import env_description, env_tensors, restore_env
@@ -46,7 +47,7 @@ def _all_fleets(training: Training) -> Iterator[tuple[Tensors, list[dict[str, An
     if workers.size == 1:
         yield own
         return
-    said = workers.to_first(pack(own[0] | weights, {"envs": own[1]}))
+    said = to_first(workers, pack(own[0] | weights, {"envs": own[1]}))
     while said:
         tensors, description = unpack(said.pop(0))
         if any(not tensors.pop(name).equal(x.cpu()) for name, x in weights.items()):
@@ -113,7 +114,7 @@ def _dealt(path: str | Path, training: Training) -> tuple[Tensors, dict[str, Any
                 f"{kind}/{i}/" for i in range(sum(map(len, shares))) if i not in share for kind in ("env", "live")
             )
             parts.append(pack({name: x for name, x in tensors.items() if not name.startswith(others)}, description))
-    return unpack(workers.deal(parts))
+    return unpack(deal(workers, parts))
 
 
 def _settings(training: Training) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from esper.leyline.actions import Head, Op
 from esper.leyline.json_records import from_json, jsonable
 from esper.leyline.lifecycle import Stage
 from esper.leyline.reports import GardenReport
+from esper.simic.messages import to_first
 from esper.simic.rollout import Collector, Rollout
 from esper.simic.workers import Workers
 from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, column_names
@@ -78,7 +79,7 @@ def all_gardens(
         return own, planted
     said = json.dumps([[jsonable(asdict(report)) for report in own], planted])
     reports, total = list[GardenReport](), Counter[str]()
-    for told in workers.to_first(said.encode()):
+    for told in to_first(workers, said.encode()):
         records, seeds_there = json.loads(told)
         reports += (from_json(GardenReport, record, "garden", null=nan) for record in records)
         total.update(seeds_there)

@@ -17,8 +17,6 @@ from torch import Tensor
 from esper.leyline.errors import EsperError
 
 T = TypeVar("T")
-CHUNK = 1 << 28
-"""Bytes of a message that are sent at a time."""
 
 
 class WorkerLost(EsperError):
@@ -77,7 +75,7 @@ class Workers:
             return [list(own)]
         mine = torch.tensor(own, dtype=torch.int64)
         every = [torch.empty_like(mine) for _ in range(self.size)]
-        with _in_touch():
+        with in_touch():
             dist.all_gather(every, mine, self.group)
         return [row.tolist() for row in every]
 
@@ -92,20 +90,11 @@ class Workers:
 
     def sum(self, *own: Tensor) -> tuple[Tensor, ...]:
         """Return the sum of each tensor over all workers."""
-        return self._reduced(own, dist.ReduceOp.SUM)
+        return own if self.size == 1 else _reduced(own, dist.ReduceOp.SUM, self.group)
 
     def largest(self, *own: Tensor) -> tuple[Tensor, ...]:
         """Return the largest entries of each tensor over all workers."""
-        return self._reduced(own, dist.ReduceOp.MAX)
-
-    def _reduced(self, own: Sequence[Tensor], op: "dist.ReduceOp.RedOpType") -> tuple[Tensor, ...]:
-        if self.size == 1:
-            return tuple(own)
-        flat = torch.cat([x.detach().flatten() for x in own]).cpu()
-        with _in_touch():
-            dist.all_reduce(flat, op, self.group)
-        parts = flat.to(own[0].device).split([x.numel() for x in own])
-        return tuple(part.view_as(x) for part, x in zip(parts, own, strict=True))
+        return own if self.size == 1 else _reduced(own, dist.ReduceOp.MAX, self.group)
 
     def joined(self, own: Tensor, axis: int = 0) -> Tensor:
         """Return the tensors of all workers, joined along an axis; only there their sizes may differ."""
@@ -116,7 +105,7 @@ class Workers:
         padded = torch.cat([mine, mine.new_zeros(max(sizes) - len(mine), *mine.shape[1:])]).contiguous()
         raw = padded.view(torch.uint8)
         every = [torch.empty_like(raw) for _ in sizes]
-        with _in_touch():
+        with in_touch():
             dist.all_gather(every, raw, self.group)
         whole = torch.cat([x.view(mine.dtype)[:size] for x, size in zip(every, sizes, strict=True)])
         return whole.movedim(0, axis).contiguous().to(own.device)
@@ -127,63 +116,27 @@ class Workers:
             return
         for x in tensors.values():
             wire = x.detach().cpu().contiguous()
-            with _in_touch():
+            with in_touch():
                 dist.broadcast(wire, 0, self.group)
             x.data.copy_(wire)
-
-    def from_first(self, said: bytes = b"") -> bytes:
-        """Return what the first worker says."""
-        if self.size == 1:
-            return said
-        size = self.numbers(len(said))[0][0]
-        wire = _wire(said) if self.is_first else torch.empty(size, dtype=torch.uint8)
-        with _in_touch():
-            for piece in wire.split(CHUNK) if size else ():
-                dist.broadcast(piece, 0, self.group)
-        return wire.numpy().tobytes()
-
-    def to_first(self, said: bytes) -> list[bytes]:
-        """Return what each worker says, in order of rank, to the first one; the others get nothing."""
-        sizes = [row[0] for row in self.numbers(len(said))]
-        if self.is_first:
-            return [said, *(self._received(size, rank) for rank, size in enumerate(sizes) if rank)]
-        self._send(said, 0)
-        return []
-
-    def deal(self, parts: Sequence[bytes] = ()) -> bytes:
-        """Return the part for this worker of those that the first one deals out."""
-        mine = parts[0] if self.is_first else b""
-        for rank in range(1, self.size):
-            size = self.numbers(len(parts[rank]) if self.is_first else 0)[0][0]
-            if self.is_first:
-                self._send(parts[rank], rank)
-            elif self.rank == rank:
-                mine = self._received(size, 0)
-        return mine
-
-    def _send(self, said: bytes, to: int) -> None:
-        with _in_touch():
-            for piece in _wire(said).split(CHUNK) if said else ():
-                dist.send(piece, to, self.group)
-
-    def _received(self, size: int, rank: int) -> bytes:
-        wire = torch.empty(size, dtype=torch.uint8)
-        with _in_touch():
-            for piece in wire.split(CHUNK) if size else ():
-                dist.recv(piece, rank, self.group)
-        return wire.numpy().tobytes()
 
 
 ALONE = Workers()
 """The only worker."""
 
 
-def _wire(said: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(said), dtype=torch.uint8) if said else torch.empty(0, dtype=torch.uint8)
+def _reduced(
+    own: Sequence[Tensor], op: "dist.ReduceOp.RedOpType", group: "dist.ProcessGroup | None"
+) -> tuple[Tensor, ...]:
+    flat = torch.cat([x.detach().flatten() for x in own]).cpu()
+    with in_touch():
+        dist.all_reduce(flat, op, group)
+    parts = flat.to(own[0].device).split([x.numel() for x in own])
+    return tuple(part.view_as(x) for part, x in zip(parts, own, strict=True))
 
 
 @contextmanager
-def _in_touch() -> Iterator[None]:
+def in_touch() -> Iterator[None]:
     """Turn the failure of an exchange into an error that says so."""
     try:
         yield
