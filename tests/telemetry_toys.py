@@ -64,25 +64,6 @@ def timeless_exams(folder: Path) -> list[ExamReport]:
     ]
 
 
-def reports_of(folder: Path) -> list[dict[str, Any]]:
-    """A run's updates, apart from how long they took."""
-    lines = (folder / "reports.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
-
-
-def same_runs(one: Path, other: Path, *controllers: str) -> None:
-    """Two runs have come to the same, apart from how long everything took."""
-    assert reports_of(one) == reports_of(other)
-    assert timeless_exams(one) == timeless_exams(other)
-    for name in ("episodes.jsonl", "garden.jsonl", "lives.jsonl"):
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
-    for file in ("controller.safetensors", *controllers):
-        weights, others = (read(folder / file, CONTROLLER_FORMAT)[0] for folder in (one, other))
-        assert weights.keys() == others.keys()
-        for name, tensor in weights.items():
-            assert tensor.equal(others[name]), name
-
-
 SMALL = ("--learn.updates", "3", "--fleets.0.hosts", "2", "--fleets.0.env.group", "1", "--fleets.0.env.episode", "3")
 SMALL += (
     "--learn.collect.horizon",
@@ -113,3 +94,23 @@ def _small_run(base: Path) -> Path:
 
     Train(recipe="smoke", run_dir=base / "small", changes=SMALL).run()
     return base / "small"
+
+
+def reports_of(folder: Path) -> list[dict[str, Any]]:
+    """The updates in a run's log, apart from how long they took."""
+    lines = (folder / "reports.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+def same_runs(one: Path, other: Path, *controllers: str) -> None:
+    """Assert that two runs have logged the same and ended with the same controller, and with these ones."""
+    assert reports_of(one) == reports_of(other)
+    assert timeless_exams(one) == timeless_exams(other)
+    for name in ("episodes.jsonl", "garden.jsonl", "lives.jsonl"):
+        contents = [path.read_bytes() if path.exists() else None for path in (one / name, other / name)]
+        assert contents[0] == contents[1], name
+    for file in ("controller.safetensors", *controllers):
+        weights, others = (read(folder / file, CONTROLLER_FORMAT)[0] for folder in (one, other))
+        assert weights.keys() == others.keys()
+        for name, tensor in weights.items():
+            assert tensor.equal(others[name]), name

@@ -19,17 +19,10 @@ import torch
 from rich.console import Console
 
 from esper.cli import main
-from esper.cli.train import (
-    Logging,
-    Train,
-    checkpoint,
-    continued,
-    pick_up,
-    restored,
-    shown_progress,
-    stopping,
-    warnings_once,
-)
+from esper.cli.desk import Logging
+from esper.cli.loop import checkpoint, pick_up, restored, shown_progress
+from esper.cli.stopping import stopping
+from esper.cli.train import Train, continued, warnings_once
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.reports import Anomaly, UpdateReport
 from esper.recipes import RECIPES, Recipe, recipe
@@ -387,7 +380,7 @@ def test_a_signal_during_the_warm_start_stops_at_once_and_resume_works(terminal,
 def test_a_signal_during_the_exam_stops_at_once_and_resume_holds_it_again(tmp_path):
     """The signal comes when the exam has told of its first step; the exam would go on for three more."""
     path = tmp_path / "run"
-    before = "import os, signal, esper.cli.train as t; call = t.Steps.__call__; "
+    before = "import os, signal, esper.cli.loop as t; call = t.Steps.__call__; "
     before += "t.Steps.__call__ = lambda self, step: (call(self, step), os.kill(os.getpid(), signal.SIGINT)); "
     done = esper("train", "smoke", *SMALL, "--run-dir", str(path), before=before)
     assert done.returncode == 0, done.stderr
@@ -400,7 +393,7 @@ def test_a_signal_during_the_exam_stops_at_once_and_resume_holds_it_again(tmp_pa
 
 def test_a_run_killed_before_its_report_gets_one_when_resumed(tmp_path):
     path = tmp_path / "run"
-    code = "import os, signal, esper.cli.train as t; "
+    code = "import os, signal, esper.cli.loop as t; "
     code += "t.write_report = lambda folder: os.kill(os.getpid(), signal.SIGKILL); "
     code += MAIN.replace("sys.modules['matplotlib'] = None; ", "")
     killed = subprocess.run(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
+from esper.cli.cluster import Cluster
 from esper.cli.commands import parse
 from esper.cli.many import JobBoard, Many, last_line
 from esper.cli.train import Train
@@ -160,7 +161,7 @@ def test_cores_are_shared_by_the_jobs(monkeypatch):
     assert shared(Many(), 12, "cuda") == (12, 1, ["0", "1"])
     assert shared(Many(), 3, "cuda:1") == (3, 2, []), "who names a GPU gets that one"
     with pytest.raises(EsperError, match="device must be cuda with --ray"):
-        Many(ray=True).workers(3, "cuda:1")
+        Many(cluster=Cluster(ray=True)).workers(3, "cuda:1")
 
 
 def test_the_board_shows_what_running_jobs_said_last(tmp_path):

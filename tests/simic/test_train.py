@@ -12,7 +12,7 @@ from esper.simic import CollectConfig, LearnConfig, Learner, PPOConfig, RentSche
 from esper.simic.normalizers import RunningMeanStd, update_reward_std
 from esper.simic.ppo import PPOLosses, UpdateResult
 from esper.simic.rollout import Collector, collect
-from esper.simic.train import OCCUPIED, Training, summarize
+from esper.simic.train import OCCUPIED, Training, outcomes, summarize
 from small_fleets import controller_for, make_env
 
 
@@ -56,7 +56,7 @@ def test_a_head_without_samples_says_none(rollouts):
     waiting[..., Head.OP] = Op.WAIT
     waited = rollout._replace(choice=rollout.choice._replace(action=waiting))
     learned = learner.update(waited)
-    report = summarize(0, waited, waited.reward, learned, 0.0, {})
+    report = summarize(0, outcomes(waited), waited.reward, learned, 0.0, {})
     assert [head.samples for head in report.heads] == [49] + 7 * [0]
     for head in report.heads[1:]:
         assert (head.approx_kl, head.clip_fraction, head.entropy, head.ratio_min, head.ratio_max) == (None,) * 5
@@ -78,7 +78,7 @@ def test_nonsense_is_not_learned_from(what, rollouts):
     assert what in learned.stopped
     assert learned.steps == 0
     assert all(torch.equal(a, b) for a, b in zip(before, controller.parameters(), strict=True))
-    report = summarize(0, broken, broken.reward, learned, 0.0, {})
+    report = summarize(0, outcomes(broken), broken.reward, learned, 0.0, {})
     assert report.stopped == learned.stopped
     learner.update(rollout)
     assert not all(torch.equal(a, b) for a, b in zip(before, controller.parameters(), strict=True)), "it learns again"
@@ -141,7 +141,7 @@ def test_a_report_says_what_happened():
         choice=played.choice._replace(action=action, value=at), reward=at / 10, ended=ended,
         sick=ended & torch.tensor([True, True, False]), objective=at + 100, score=at + 200, growth=at + 300,
     )  # fmt: skip
-    report = summarize(5, played, at, learned, 0.3, {"collect": 1.5})
+    report = summarize(5, outcomes(played), at, learned, 0.3, {"collect": 1.5})
     assert (report.update, report.decisions, report.episodes, report.sick) == (5, 6, 2, 1)
     assert (report.objective, report.score, report.growth) == (103.0, 203.0, 303.0)
     assert [dataclasses.astuple(life) for life in report.lives] == [
@@ -228,7 +228,7 @@ def test_rewards_are_reported_as_earned_and_as_learned_from(rollouts):
     for earned in (rollout, rollout._replace(reward=rollout.reward + 100.0)):
         twin = controller_for()
         learned = Learner(twin, PPOConfig()).update(earned, 0.5 * rollout.reward)
-        report = summarize(0, earned, 0.5 * rollout.reward, learned, 0.0, {})
+        report = summarize(0, outcomes(earned), 0.5 * rollout.reward, learned, 0.0, {})
         assert report.reward == pytest.approx(earned.reward.mean().item(), rel=1e-5)
         assert report.reward_normalized == pytest.approx(0.5 * rollout.reward.mean().item(), rel=1e-5)
         ends.append(list(twin.parameters()))

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from esper.cli.train import Logging, Train
+from esper.cli.desk import Logging
+from esper.cli.train import Train
 from esper.leyline.errors import EsperError
 from esper.leyline.reports import HeadReport
 from esper.telemetry import SINKS, RunFolder

@@ -73,7 +73,7 @@ class Exam:
     """The arguments as typed."""
 
     def run(self) -> None:
-        self.many.check()
+        self.many.cluster.check()
         if not self.many.is_asked_for:
             self.many.require_unused("--at-once")
         fleets, runs = self.settings(), self.runs or (self.shipped,)

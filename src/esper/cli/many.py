@@ -11,9 +11,11 @@ from typing import Annotated
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
+from tyro.conf import OmitArgPrefixes
 
+from esper.cli.cluster import Cluster
 from esper.cli.console import literal_console
-from esper.cli.flags import Flag, optional
+from esper.cli.flags import optional
 from esper.cli.stopping import stopping
 from esper.jobs import Job, Workers, run_jobs
 from esper.leyline.errors import EsperError
@@ -27,54 +29,42 @@ class Many:
     """Jobs that are done at the same time, each in a process of its own."""
     threads: Annotated[int | None, optional("T", "the cores divided by K")] = None
     """Threads of each job."""
-    ray: Flag = False
-    """Do the jobs as tasks of Ray, which may lose workers (pip install 'esper-nn[ray]')."""
-    address: Annotated[str | None, optional("ADDRESS", "RAY_ADDRESS, or a Ray of this machine alone")] = None
-    """Address of a Ray cluster."""
+    cluster: OmitArgPrefixes[Cluster] = Cluster()
 
     def __post_init__(self) -> None:
         for name in ("at_once", "threads"):
             if (number := getattr(self, name)) is not None and number < 1:
                 raise EsperError(f"{name} must be at least 1, not {number}")
-        if self.address and not self.ray:
-            raise EsperError("--address is that of a Ray cluster: add --ray")
 
     @property
     def is_asked_for(self) -> bool:
         """Whether a command that can also do its work in one process is to use jobs."""
-        return self.ray or self.at_once is not None
+        return self.cluster.ray or self.at_once is not None
 
     def require_unused(self, needed: str) -> None:
         """Raise an error if any of these flags is given without the one that they are for."""
-        given = [flag for flag, value in (("--ray", self.ray), ("--at-once", self.at_once)) if value]
-        if given or self.threads:
-            raise EsperError(f"{(given or ['--threads'])[0]} is for many jobs: add {needed}")
+        for flag, value in (("--at-once", self.at_once), ("--threads", self.threads)):
+            if value:
+                raise EsperError(f"{flag} is for many jobs: add {needed}")
 
     def workers(self, count: int, device: str) -> Workers:
         """Return what carries out so many jobs on a device."""
         at_once, threads = self.shares(count, device)
-        if self.ray:
+        if self.cluster.ray:
             from esper.jobs.ray_tasks import RayTasks
 
-            return RayTasks(at_once, threads, device == "cuda", self.address)
+            return RayTasks(at_once, threads, device == "cuda", self.cluster.address)
         from esper.jobs.processes import Processes
 
         return Processes(at_once, threads, visible_gpus() if device == "cuda" else ())
 
     def shares(self, count: int, device: str) -> tuple[int, int]:
         """Return how many of so many jobs are done at once, and the threads of each."""
-        if self.ray and device.startswith("cuda") and device != "cuda":
+        if self.cluster.ray and device.startswith("cuda") and device != "cuda":
             raise EsperError(f"device must be cuda with --ray, which chooses the GPU of each job, not {device}")
         cores = available_cores()
         at_once = min(self.at_once or (count if device.startswith("cuda") else cores), count)
         return at_once, self.threads or max(cores // at_once, 1)
-
-    def check(self) -> None:
-        """Raise an error if Ray is asked for and is not installed, before anything is written."""
-        if self.ray:
-            from esper.jobs.ray_tasks import require_ray
-
-            require_ray()
 
     def done(self, jobs: Sequence[Job], device: str) -> Iterator[Job]:
         """Do all jobs, and yield each as soon as it is done; a signal may stop them before all are."""

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -12,9 +13,9 @@ from esper.leyline.errors import EsperError
 class Stop:
     """Whether a signal has asked a run to stop, and the phase that it interrupted."""
 
-    def __init__(self) -> None:
+    def __init__(self, says_so: bool = True) -> None:
         self.asked = self.interrupts = False
-        self.phase = ""
+        self.phase, self.says_so = "", says_so
 
     def __call__(self) -> bool:
         return self.asked
@@ -24,7 +25,8 @@ class Stop:
         again, self.asked = self.asked, True
         if again or self.interrupts:
             raise KeyboardInterrupt
-        print("stopping after this update; once more to stop at once", file=sys.stderr, flush=True)
+        if self.says_so:
+            print("stopping after this update; once more to stop at once", file=sys.stderr, flush=True)
 
     @contextmanager
     def at_once(self, phase: str) -> Iterator[None]:
@@ -39,9 +41,15 @@ class Stop:
 
 
 @contextmanager
-def stopping() -> Iterator[Stop]:
-    """Let Ctrl-C and SIGTERM stop a run after the update at hand; a second signal stops it at once."""
-    stop = Stop()
+def stopping(says_so: bool = True) -> Iterator[Stop]:
+    """Let Ctrl-C and SIGTERM stop a run after the update at hand; a second signal stops it at once.
+
+    Signals are heard by the main thread alone; in another one, nothing asks to stop.
+    """
+    stop = Stop(says_so)
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
     before = {number: signal.signal(number, stop.hear) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop

@@ -67,7 +67,9 @@ def train_until(folder: str, recipe: Mapping[str, Any], between: Sequence[int], 
     """Train into a run folder until a number of updates, or go on with it, and write the trial's result there."""
     import torch
 
-    from esper.cli.train import Logging, go_on, pick_up, warnings_once
+    from esper.cli.desk import Logging
+    from esper.cli.loop import go_on, pick_up
+    from esper.cli.train import warnings_once
     from esper.telemetry.folder import environment
 
     run, asked, (start, until) = RunFolder(Path(folder)), Recipe.revived(recipe), between
@@ -76,7 +78,7 @@ def train_until(folder: str, recipe: Mapping[str, Any], between: Sequence[int], 
             known = environment(asked.engine.device_name, torch.get_num_threads(), command)
             RunFolder.create(run.path, asked.plain(), known)
         if len(run.reports()) < until or (until == asked.updates and not run.done):
-            go_on(run, asked, Logging(), pick_up(run, asked), until)
+            go_on(run, asked, Logging(), pick_up(run, asked), until=until)
         reports = run.reports()[start:until]
     if start + len(reports) == until and (until < asked.updates or run.done):
         found = [report.objective for report in reports if report.objective is not None]

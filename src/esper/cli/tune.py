@@ -59,7 +59,7 @@ class Tune:
         asked = self.asked()
         path = self.run_dir or Path("runs") / f"tune-{asked.name}-{datetime.now():%Y%m%d-%H%M%S}"
         search = self.search(asked, path)
-        self.many.check()
+        self.many.cluster.check()
         self.require_same(path, asked, search)
         for fleet in (fleet for trial in search.trials for fleet in trial.recipe.fleets):
             load_task(fleet.task, **fleet.options)
@@ -101,13 +101,13 @@ class Tune:
 
     def searched(self, search: Search, path: Path, device: str) -> bool:
         """Train all trials as far as they go, and return whether the search has ended."""
-        if not self.many.ray:
+        if not self.many.cluster.ray:
             return search.halved(lambda jobs: list(self.many.done(jobs, device)))
         from esper.cli.tune_ray import Room, asynchronously
 
         count = len(search.trials)
         gpus = 1 / self.many.sharing(count, device) if device.startswith("cuda") else 0.0
-        asynchronously(search, path, Room(*self.many.shares(count, device), gpus), self.many.address)
+        asynchronously(search, path, Room(*self.many.shares(count, device), gpus), self.many.cluster.address)
         return True
 
     def keep(self, path: Path, asked: Recipe, search: Search) -> None:

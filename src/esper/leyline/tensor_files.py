@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from esper.leyline.atomic import replace_file
@@ -123,6 +123,19 @@ def read(path: str | Path, kind: str) -> tuple[Tensors, dict[str, Any]]:
     description = _checked(path, kind, metadata, tensors)
     # Copies are aligned like torch's own tensors; matrix products with unaligned ones round differently.
     return {name: tensor.clone() for name, tensor in tensors.items()}, description
+
+
+def pack(tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> bytes:
+    """Return tensors and anything that JSON can hold as bytes, for another process."""
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    return save(plain, {"description": json.dumps(description)})
+
+
+def unpack(content: bytes) -> tuple[Tensors, dict[str, Any]]:
+    """Return what `pack` made bytes of."""
+    size = int.from_bytes(content[:8], "little")
+    description = json.loads(content[8 : 8 + size])["__metadata__"]["description"]
+    return {name: tensor.clone() for name, tensor in load(content).items()}, json.loads(description)
 
 
 def _checked(path: str | Path, kind: str, metadata: Mapping[str, str], tensors: Tensors) -> dict[str, Any]:

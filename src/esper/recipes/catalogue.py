@@ -32,6 +32,13 @@ def smoke() -> Recipe:
     )
 
 
+def smoke_workers() -> Recipe:
+    """Spirals with four kinds of tiny MLP hosts, to try `--workers 2` or 4; half a minute on 2 CPU cores."""
+    fleet = _spirals(hosts=4, examples=600, episode=8, group=4)
+    plain = _recipe("smoke_workers", fleet, updates=4, epochs=2, checkpoint_every=1)
+    return replace(plain, fleets=tuple(replace(fleet, widths=(n, n)) for n in (4, 6, 8, 10)), exam=4)
+
+
 def spirals() -> Recipe:
     """Spirals with small MLP hosts; 5 minutes on 2 CPU cores."""
     return _recipe("spirals", _spirals(hosts=48, examples=1000, episode=16, group=8), updates=24)
@@ -156,6 +163,7 @@ def reviewed() -> Recipe:
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "smoke": smoke,
+    "smoke_workers": smoke_workers,
     "spirals": spirals,
     "digits": digits,
     "mnist1d": mnist1d,

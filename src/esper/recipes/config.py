@@ -15,6 +15,7 @@ from esper.leyline.specs import HostSpec
 from esper.leyline.state import Split
 from esper.simic import LearnConfig
 from esper.simic.train import Training
+from esper.simic.workers import ALONE, Workers
 from esper.tamiyo import Controller, ControllerConfig
 from esper.tamiyo.features import HIDEABLE
 from esper.tasks import load_task, load_test
@@ -284,10 +285,11 @@ class Recipe:
         first = tuple(_seeded(stage, rng_seed + STAGE_SEEDS * n) for n, stage in enumerate(self.pretrain))
         return replace(_seeded(self, rng_seed + STAGE_SEEDS * len(first)), pretrain=first)
 
-    def build(self) -> Training:
-        """Build the training of the recipe's own fleets, ready for its first update."""
+    def build(self, workers: Workers = ALONE) -> Training:
+        """Build the training of the recipe's own fleets, ready for its first update; each worker gets its share."""
         controller = Controller(self.controller, self.learn.rng_seed).to(self.engine.place())
-        return Training([fleet.build(self.engine) for fleet in self.fleets], controller, self.learn)
+        own = workers.share(self.fleets)
+        return Training([fleet.build(self.engine) for fleet in own], controller, self.learn, workers)
 
     def plain(self) -> dict[str, Any]:
         """Return this recipe as nested dicts and lists for a JSON file."""

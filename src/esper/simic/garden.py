@@ -1,16 +1,22 @@
 """Report what every slot held before each decision of a rollout, and which seeds were planted."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
+from math import nan
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from esper.leyline.actions import Head, Op
+from esper.leyline.json_records import from_json, jsonable
 from esper.leyline.lifecycle import Stage
 from esper.leyline.reports import GardenReport
+from esper.simic.messages import to_first
 from esper.simic.rollout import Collector, Rollout
+from esper.simic.workers import Workers
 from esper.tamiyo.features import HOST_FEATURES, SLOT_FEATURES, column_names
 from esper.tolaria import FleetEnv
 
@@ -59,9 +65,25 @@ def gardens(fleets: Collector, rollout: Rollout) -> tuple[tuple[GardenReport, ..
     reports, planted = [], Counter[str]()
     for n, env in enumerate(fleets.envs):
         own = decisions.of(slice(ends[n], ends[n + 1]), len(env.setting.space.slots))
-        reports.append(garden(n, env, own))
+        reports.append(garden(fleets.first_fleet + n, env, own))
         planted.update(seeds(own, env.setting.space.blueprints))
     return tuple(reports), dict(planted)
+
+
+def all_gardens(
+    fleets: Collector, rollout: Rollout, workers: Workers
+) -> tuple[tuple[GardenReport, ...], dict[str, int]]:
+    """Return what `gardens` does for the fleets of all workers to the first of them; the others get none."""
+    own, planted = gardens(fleets, rollout)
+    if workers.size == 1:
+        return own, planted
+    said = json.dumps([[jsonable(asdict(report)) for report in own], planted])
+    reports, total = list[GardenReport](), Counter[str]()
+    for told in to_first(workers, said.encode()):
+        records, seeds_there = json.loads(told)
+        reports += (from_json(GardenReport, record, "garden", null=nan) for record in records)
+        total.update(seeds_there)
+    return tuple(reports), dict(total)
 
 
 def garden(fleet: int, env: FleetEnv, decisions: Decisions) -> GardenReport:

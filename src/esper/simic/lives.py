@@ -124,6 +124,12 @@ def episode(
     yield from islice(lives([world], [state], decide, lambda: [rent]), setting.episode)
 
 
-def drawn(rng_seed: int, decision: int, hosts: int, numbers: int, device: torch.device) -> Float[Tensor, "N A"]:
-    """Draw the uniform numbers of one decision for every host, keyed by the host's place and the decision's number."""
-    return uniform(key(key(rng_seed, Purpose.ACTION, decision), torch.arange(hosts, device=device)), numbers)
+def drawn(
+    rng_seed: int, decision: int, hosts: int, numbers: int, device: torch.device, first: int = 0
+) -> Float[Tensor, "N A"]:
+    """Draw the uniform numbers of one decision for every host, keyed by the host's place and the decision's number.
+
+    `first` is the place of the first of these hosts.
+    """
+    places = torch.arange(first, first + hosts, device=device)
+    return uniform(key(key(rng_seed, Purpose.ACTION, decision), places), numbers)

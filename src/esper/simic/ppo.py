@@ -18,6 +18,7 @@ from esper.leyline.errors import EsperError
 from esper.simic.advantages import gae, standardize, subtract_group_mean
 from esper.simic.rollout import Rollout
 from esper.simic.sequences import Sequences, select, to_sequences
+from esper.simic.workers import ALONE, Workers
 from esper.tamiyo.masks import relevant
 from esper.tamiyo.network import TAIL, TAIL_SIZES, Controller
 
@@ -156,6 +157,8 @@ class PPOLosses(NamedTuple):
 
 BY_HEAD = ("policy", "entropy", "entropy_bonus", "approx_kl", "clip_fraction")
 """Fields of `PPOLosses` that are sums over the decisions whose op uses a head."""
+SUMS = (*BY_HEAD, "value")
+"""Fields of `PPOLosses` that are sums."""
 
 
 def losses(controller: Controller, sequences: Sequences, config: PPOConfig, entropy_coef: float) -> PPOLosses:
@@ -264,10 +267,12 @@ class StepResult(NamedTuple):
 
 
 class Learner:
-    """A controller and the optimizer that improves it by PPO."""
+    """A controller and the optimizer that improves it by PPO, from the decisions of all workers together."""
 
-    def __init__(self, controller: Controller, config: PPOConfig = PPOConfig(), rng_seed: int = 0) -> None:
-        self.controller, self.config = controller, config
+    def __init__(
+        self, controller: Controller, config: PPOConfig = PPOConfig(), rng_seed: int = 0, workers: Workers = ALONE
+    ) -> None:
+        self.controller, self.config, self.workers = controller, config, workers
         critic = {id(p) for p in controller.value.parameters()}
         parameters = list(controller.parameters())
         groups = [
@@ -282,37 +287,44 @@ class Learner:
     def update(self, rollout: Rollout, reward: Float[Tensor, "T N"] | None = None) -> UpdateResult:
         """Improve the controller by one PPO update; `reward` replaces the rollout's own rewards.
 
-        A rollout with values that are not finite is skipped, and `stopped` says so.
+        A rollout with values that are not finite is skipped, and `stopped` says so. Each worker gives its own rollout;
+        the result is the same on all of them.
         """
-        config, controller = self.config, self.controller
+        config, controller, workers = self.config, self.controller, self.workers
         rewards = rollout.reward if reward is None else reward
         raw = gae(rewards, rollout.choice.value, rollout.after, rollout.ended, config.gamma, config.lam)
         returns = raw + rollout.choice.value
         siblings = (rollout.groups, rollout.comparable, rollout.moment)
         baselined = subtract_group_mean(raw, *siblings) if config.group_baseline else raw
-        if names := _non_finite(rewards=rewards, values=returns, **rollout.seen.features._asdict()):
+        every, all_returns = (workers.joined(x, 1) for x in (baselined, returns))
+        checked = {"rewards": rewards, "values": returns, **rollout.seen.features._asdict()}
+        broken = _non_finite(**checked)
+        flags = zip(*workers.numbers(*(name in broken for name in checked)), strict=True)
+        if names := [name for name, found in zip(checked, flags, strict=True) if any(found)]:
             self.updates += 1
-            return _skipped(baselined, returns, f"update skipped: values are not finite in {', '.join(names)}")
-        advantage = standardize(baselined, torch.ones_like(rollout.ended))
+            return _skipped(every, all_returns, f"update skipped: values are not finite in {', '.join(names)}")
+        hosts = workers.place(rollout.reward.shape[1])
+        advantage = standardize(every, torch.ones_like(every, dtype=torch.bool))[:, hosts.span]
         blank = controller.blank(rollout.reward.shape[1], rollout.reward.device)
         sequences = to_sequences(rollout, advantage, returns, controller.config.recurrent, blank)
         for group in self.optimizer.param_groups:
             group["lr"] = config.lr_at(self.updates)
         steps: list[StepResult] = []
-        for index in self.minibatches(sequences.valid.shape[1]):
+        mine = workers.place(sequences.valid.shape[1])
+        for index in map(mine.own, self.minibatches(mine.total)):
             steps.append(self.step(select(sequences, index.to(sequences.valid.device))))
             if steps[-1].stopped:
                 break
         self.updates += 1
         samples = torch.stack([step.counts.heads for step in steps])
         norms = GradNorms(*(torch.stack(x).mean(0) for x in zip(*(step.norms for step in steps), strict=True)))
-        epochs = -(-len(steps) // min(config.minibatches, sequences.valid.shape[1]))
+        epochs = -(-len(steps) // min(config.minibatches, mine.total))
         return UpdateResult(
             losses=_weighted_mean([step.losses for step in steps], samples),
             samples=samples.sum(0) / epochs,
-            advantage_mean=baselined.mean(),
-            advantage_std=baselined.std(),
-            returns=returns,
+            advantage_mean=every.mean(),
+            advantage_std=every.std(),
+            returns=all_returns,
             grad_norm=norms.whole,
             grad_norm_clipped=norms.clipped,
             head_grad_norms=norms.by_head,
@@ -322,31 +334,31 @@ class Learner:
         )
 
     def minibatches(self, count: int) -> Iterator[Int[Tensor, " Q"]]:
-        """Yield indices of sequences: each one once per epoch, shuffled anew in every epoch."""
+        """Yield indices of the sequences of all workers: each one once per epoch, shuffled anew in every epoch."""
         for _ in range(self.config.epochs):
             order = torch.randperm(count, generator=self.generator)
             yield from order.chunk(min(self.config.minibatches, count))
 
     def step(self, sequences: Sequences) -> StepResult:
-        """Take one optimizer step, unless approx_kl exceeds its budget."""
+        """Take one optimizer step, unless approx_kl exceeds its budget. A worker may have no sequence in it."""
         config = self.config
         self.optimizer.zero_grad()
-        counts = decision_counts(sequences)
+        counts = Counts(*self.workers.sum(*decision_counts(sequences)))
         pieces = torch.arange(sequences.valid.shape[1], device=sequences.valid.device).chunk(config.accumulate)
         parts = []
         entropy_coef = config.entropy_at(self.updates)
-        for index in pieces:
+        for index in pieces if len(pieces[0]) else ():
             piece = select(sequences, index) if len(pieces) > 1 else sequences
             part = self.losses(self.controller, piece, config, entropy_coef)
             loss(part, counts, config).backward()
             parts.append(PPOLosses(*(x.detach() for x in part)))
         heads = counts.heads.clamp(min=1)
-        total = PPOLosses(*(torch.stack(x).sum(0) for x in zip(*parts, strict=True)))
+        total = self.total(parts or [_no_losses(heads)])
         mean = PPOLosses(
             **{name: getattr(total, name) / heads for name in BY_HEAD},
             value=total.value / counts.decisions.clamp(min=1),
-            ratio_min=torch.stack([p.ratio_min for p in parts]).amin(0),
-            ratio_max=torch.stack([p.ratio_max for p in parts]).amax(0),
+            ratio_min=total.ratio_min,
+            ratio_max=total.ratio_max,
         )
         by_head = head_grad_norms(self.controller)
         norm = nn.utils.clip_grad_norm_(self.controller.parameters(), config.max_grad_norm)
@@ -355,6 +367,20 @@ class Learner:
             return StepResult(mean, counts, norms, f"approx_kl exceeded 1.5 times target_kl ({config.target_kl})")
         self.optimizer.step()
         return StepResult(mean, counts, norms, None)
+
+    def total(self, parts: list[PPOLosses]) -> PPOLosses:
+        """Add up the pieces of a minibatch over all workers, and so their gradients."""
+        own = {name: torch.stack([getattr(part, name) for part in parts]) for name in PPOLosses._fields}
+        sums = tuple(own[name].sum(0) for name in SUMS)
+        lowest, highest = self.workers.largest(-own["ratio_min"].amin(0), own["ratio_max"].amax(0))
+        if self.workers.size > 1:
+            parameters = list(self.controller.parameters())
+            gradients = (torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
+            found = self.workers.sum(*sums, *gradients)
+            sums = found[: len(SUMS)]
+            for parameter, gradient in zip(parameters, found[len(SUMS) :], strict=True):
+                parameter.grad = gradient
+        return PPOLosses(**dict(zip(SUMS, sums, strict=True)), ratio_min=-lowest, ratio_max=highest)
 
 
 def _weighted_mean(means: list[PPOLosses], samples: Float[Tensor, "M H"]) -> PPOLosses:
@@ -372,6 +398,13 @@ def _non_finite(**tensors: Tensor) -> list[str]:
     """Return the names of tensors with values that are not finite."""
     finite = torch.stack([x.isfinite().all() for x in tensors.values()]).tolist()
     return [name for name, fine in zip(tensors, finite, strict=True) if not fine]
+
+
+def _no_losses(like: Float[Tensor, " H"]) -> PPOLosses:
+    """Return the losses of no decisions."""
+    zero = torch.zeros_like(like)
+    sums = dict.fromkeys(BY_HEAD, zero)
+    return PPOLosses(**sums, value=zero[0], ratio_min=zero + torch.inf, ratio_max=zero - torch.inf)
 
 
 def _skipped(advantage: Tensor, returns: Tensor, why: str) -> UpdateResult:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from esper.leyline.rng import Purpose, key, uniform
 from esper.leyline.state import Setting
 from esper.simic.lives import Actions, LifeState, Rent, Transition, drawn, lives, newborn
 from esper.simic.rewards import RewardConfig, objective, reward
+from esper.simic.workers import ALONE, Workers
 from esper.tamiyo.features import Features, View
 from esper.tamiyo.heads import check
 from esper.tamiyo.network import Choice, Controller, HiddenState, Observation, describe, look, num_draws
@@ -129,24 +130,40 @@ def require_finite(rollout: Rollout) -> None:
 
 
 class Collector:
-    """Several fleets that one policy acts on, and their state between two rollouts."""
+    """Several fleets that one policy acts on, and their state between two rollouts.
+
+    Random numbers, padding and the numbers of groups are those of one worker that has the fleets of all.
+    """
 
     def __init__(
-        self, envs: Sequence[FleetEnv], controller: Controller, config: CollectConfig, rng_seed: int = 0
+        self,
+        envs: Sequence[FleetEnv],
+        controller: Controller,
+        config: CollectConfig,
+        rng_seed: int = 0,
+        workers: Workers = ALONE,
     ) -> None:
         if not envs:
             raise EsperError("envs must hold at least one fleet")
         self.envs, self.config, self.rng_seed = list(envs), config, rng_seed
         self.device = envs[0].fleet.device
-        self.num_slots = max(len(env.setting.space.slots) for env in envs)
-        self.num_blueprints = max(len(env.setting.space.blueprints) for env in envs)
         self.sizes = [env.fleet.num_hosts for env in envs]
+        offsets = torch.tensor([0, *(int(env.groups.max()) + 1 for env in envs)]).cumsum(0)
+        slots = max(len(env.setting.space.slots) for env in envs)
+        blueprints = max(len(env.setting.space.blueprints) for env in envs)
+        every = workers.numbers(len(envs), sum(self.sizes), int(offsets[-1]), slots, blueprints)
+        self.num_slots, self.num_blueprints = (max(column) for column in list(zip(*every, strict=True))[3:])
+        before = [sum(row[i] for row in every[: workers.rank]) for i in range(3)]
+        self.first_fleet, self.first_host, first_group = before
+        ends = accumulate(row[0] for row in every)
+        self.shares = [range(end - row[0], end) for end, row in zip(ends, every, strict=True)]
+        """Indices of the fleets of each worker."""
         budgets = torch.full((sum(self.sizes),), config.budget, device=self.device).split(self.sizes)
         self.worlds = [(env.setting, budget) for env, budget in zip(envs, budgets, strict=True)]
         """The setting of each fleet, and the largest growth that its hosts may reach."""
         self.blueprints = torch.cat([self._described(env) for env in envs])
-        offsets = torch.tensor([0, *(int(env.groups.max()) + 1 for env in envs)]).cumsum(0)
-        self.groups = torch.cat([env.groups + offset for env, offset in zip(envs, offsets.tolist(), strict=False)])
+        pairs = zip(envs, (first_group + offsets).tolist(), strict=False)
+        self.groups = torch.cat([env.groups + offset for env, offset in pairs])
         self.prices = torch.tensor(config.prices, device=self.device)  # once: a copy to a device waits
         self.decisions = 0
         self.states: Sequence[LifeState] = []
@@ -195,7 +212,7 @@ class Collector:
         """Draw uniform numbers for every choice of every host."""
         self.decisions += 1
         numbers = num_draws(self.num_slots, self.num_blueprints)
-        return drawn(self.rng_seed, self.decisions, sum(self.sizes), numbers, self.device)
+        return drawn(self.rng_seed, self.decisions, sum(self.sizes), numbers, self.device, self.first_host)
 
 
 class _Padded(NamedTuple):

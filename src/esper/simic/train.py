@@ -3,10 +3,10 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from esper.leyline.actions import Head, Op
@@ -15,11 +15,12 @@ from esper.leyline.lifecycle import Stage, Voice
 from esper.leyline.reports import Detail, HeadReport, LifeReport, UpdateReport
 from esper.simic.anomalies import AnomalyDetector, Bounds, gradient_health
 from esper.simic.evaluation import StepCallback, evaluate
-from esper.simic.garden import gardens
+from esper.simic.garden import all_gardens
 from esper.simic.normalizers import RunningMeanStd, update_reward_std
 from esper.simic.ppo import Learner, PPOConfig, UpdateResult
 from esper.simic.rewards import RentSchedule, RewardConfig
 from esper.simic.rollout import CollectConfig, Collector, Rollout, collect, require_undiscounted
+from esper.simic.workers import ALONE, Workers
 from esper.tamiyo.features import SLOT_FEATURES, column_names
 from esper.tamiyo.network import Controller
 from esper.tamiyo.policies import Never
@@ -69,37 +70,73 @@ class LearnConfig:
             raise EsperError(f"reward.gamma ({self.reward.gamma}) and ppo.gamma ({self.ppo.gamma}) must be equal")
 
 
-class Training:
-    """A controller in training, with all state that its next update depends on."""
+class Outcomes(NamedTuple):
+    """What the decisions of all workers led to: what reports are made of; fields as in `Rollout`."""
 
-    def __init__(self, envs: Sequence[FleetEnv], controller: Controller, config: LearnConfig) -> None:
+    reward: Float[Tensor, "T N"]
+    value: Float[Tensor, "T N"]
+    """Critic's value of the state in which the decision was made."""
+    ended: Bool[Tensor, "T N"]
+    sick: Bool[Tensor, "T N"]
+    objective: Float[Tensor, "T N"]
+    score: Float[Tensor, "T N"]
+    growth: Float[Tensor, "T N"]
+    op: Int[Tensor, "T N"]
+    occupied: Float[Tensor, "T N S"]
+    """1 where the slot held a seed."""
+
+
+def outcomes(rollout: Rollout, workers: Workers = ALONE) -> Outcomes:
+    """Return what the decisions of all workers led to, joined along N."""
+    same = {name: getattr(rollout, name) for name in ("reward", "ended", "sick", *AT_END)}
+    own = Outcomes(
+        **same,
+        value=rollout.choice.value,
+        op=rollout.choice.action[..., Head.OP],
+        occupied=rollout.seen.features.slots[..., OCCUPIED].sum(-1),
+    )
+    return Outcomes(*(workers.joined(x, 1) for x in own))
+
+
+class Training:
+    """A controller in training, with all state that its next update depends on.
+
+    With several workers, each has fleets of its own, and all have the same controller.
+    """
+
+    def __init__(
+        self, envs: Sequence[FleetEnv], controller: Controller, config: LearnConfig, workers: Workers = ALONE
+    ) -> None:
         require_undiscounted(envs, config.ppo.gamma)
-        self.controller, self.config, self.update = controller, config, 0
-        self.learner = Learner(controller, config.ppo, config.rng_seed)
-        self.fleets = Collector(envs, controller, config.collect, config.rng_seed)
+        self.controller, self.config, self.update, self.workers = controller, config, 0, workers
+        self.learner = Learner(controller, config.ppo, config.rng_seed, workers)
+        self.fleets = Collector(envs, controller, config.collect, config.rng_seed, workers)
         self.scale, self.watch = RunningMeanStd((), self.fleets.device), AnomalyDetector(config.bounds)
         self.fleets.begin(config.rent.at(0))
 
     def step(self) -> UpdateReport:
-        """Collect a rollout, learn from it and report."""
-        rent, started = self.config.rent.at(self.update), time.perf_counter()
+        """Collect a rollout, learn from it and report; gardens are in the report of the first worker."""
+        rent, clock = self.config.rent.at(self.update), Clock()
         rollout = collect(self.fleets, self.controller, rent, self.config.reward)
-        collected = time.perf_counter()
-        normalized = rollout.reward / update_reward_std(self.scale, rollout.reward)
-        result = self.learner.update(rollout, normalized)
-        seconds = {"collect": collected - started, "learn": time.perf_counter() - collected}
+        clock.mark("collect")
+        every = outcomes(rollout, self.workers)
+        if self.workers.size > 1:
+            clock.mark("wait")
+        std = update_reward_std(self.scale, every.reward)
+        result = self.learner.update(rollout, rollout.reward / std)
+        clock.mark("learn")
         prices = self.config.collect.prices
         charged = sum(prices) / len(prices) if prices else rent
-        report = summarize(self.update, rollout, normalized, result, charged, seconds)
-        garden, planted = gardens(self.fleets, rollout)
-        detail = diagnose(self.controller, rollout, result) if self.watch.alert else None
+        report = summarize(self.update, every, every.reward / std, result, charged, clock.seconds)
+        garden, planted = all_gardens(self.fleets, rollout, self.workers)
+        detail = diagnose(self.controller, every, result) if self.watch.alert else None
         health = gradient_health(report.heads, self.config.bounds)
         self.update += 1
         report = replace(report, garden=garden, planted=planted)
         return replace(report, gradient_health=health, anomalies=self.watch.look(report), detail=detail)
 
     def never(self, on_step: Callable[[FleetEnv], object] = lambda env: None) -> float:
-        """Return the mean J of hosts that never grow, on the fleets of this training, and begin it anew.
+        """Return the mean J of hosts that never grow, on the fleets of all workers, and begin the training anew.
 
         Every host lives for one whole episode. The next update is the one that would have been made without this.
 
@@ -109,6 +146,10 @@ class Training:
         Raises:
             EsperError: An update has been made.
         """
+        return self.workers.joined(self.never_here(on_step)).mean().item()
+
+    def never_here(self, on_step: Callable[[FleetEnv], object] = lambda env: None) -> Float[Tensor, " F"]:
+        """Return the mean J of hosts that never grow on each fleet of this worker, without an exchange, as `never`."""
         if self.update:
             raise EsperError(f"never must be measured before the first update, not after {self.update} of them")
         rent, measured = self.config.rent.at(0), []
@@ -118,7 +159,20 @@ class Training:
             measured.append(evaluate(bare, Never(), rent, on_step=_telling(on_step, env)).objective.mean())
             env.state = unborn
         self.fleets.begin(rent)
-        return torch.stack(measured).mean().item()
+        return torch.stack(measured)
+
+
+class Clock:
+    """Measures the seconds of consecutive phases."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.marked = time.perf_counter()
+
+    def mark(self, phase: str) -> None:
+        """End a phase; the next one begins."""
+        now = time.perf_counter()
+        self.seconds[phase], self.marked = now - self.marked, now
 
 
 def _telling(on_step: Callable[[FleetEnv], object], env: FleetEnv) -> StepCallback:
@@ -130,7 +184,9 @@ def _telling(on_step: Callable[[FleetEnv], object], env: FleetEnv) -> StepCallba
     return tell
 
 
-def train_controller(envs: Sequence[FleetEnv], controller: Controller, config: LearnConfig) -> Iterator[UpdateReport]:
+def train_controller(
+    envs: Sequence[FleetEnv], controller: Controller, config: LearnConfig, workers: Workers = ALONE
+) -> Iterator[UpdateReport]:
     """Train a controller by PPO on one or several fleets.
 
     The controller is trained in place, while the returned iterator is consumed.
@@ -139,6 +195,7 @@ def train_controller(envs: Sequence[FleetEnv], controller: Controller, config: L
         envs: Fleets to act on; they may differ in task, hosts, slots and episode length.
         controller: Controller to train; its weights are the starting point.
         config: Number of updates, reward, rent and hyperparameters.
+        workers: Processes that train the controller together, each on envs of its own.
 
     Returns:
         An iterator that runs one update per step and yields its report.
@@ -156,15 +213,15 @@ def train_controller(envs: Sequence[FleetEnv], controller: Controller, config: L
             print(report.update, report.objective)
         ```
     """
-    training = Training(envs, controller, config)
+    training = Training(envs, controller, config, workers)
     while training.update < config.updates:
         yield training.step()
 
 
-def diagnose(controller: Controller, rollout: Rollout, result: UpdateResult) -> Detail:
+def diagnose(controller: Controller, every: Outcomes, result: UpdateResult) -> Detail:
     """Return gradient norms by parameter and quantiles of rewards and values, for updates after an anomaly."""
-    values = rollout.choice.value
-    of = {"reward": rollout.reward, "returns": result.returns, "value": values, "error": result.returns - values}
+    values = every.value
+    of = {"reward": every.reward, "returns": result.returns, "value": values, "error": result.returns - values}
     at = torch.linspace(0, 1, 5, device=values.device)
     quantiles = torch.stack([x.float().flatten().quantile(at) for x in of.values()]).tolist()
     named = [(name, p.grad.norm()) for name, p in controller.named_parameters() if p.grad is not None]
@@ -176,18 +233,18 @@ def diagnose(controller: Controller, rollout: Rollout, result: UpdateResult) -> 
 
 
 def summarize(
-    update: int, rollout: Rollout, normalized: Tensor, result: UpdateResult, rent: float, seconds: dict[str, float]
+    update: int, every: Outcomes, normalized: Tensor, result: UpdateResult, rent: float, seconds: dict[str, float]
 ) -> UpdateReport:
     """Return the report of an update; all numbers are read from the device in one transfer."""
-    numbers, losses = _numbers(rollout, normalized, result), result.losses
+    numbers, losses = _numbers(every, normalized, result), result.losses
     by_head = (losses.approx_kl, losses.clip_fraction, losses.entropy, losses.ratio_min, losses.ratio_max)
     read = _read(
         {
             "numbers": torch.stack([x.double() for x in numbers.values()]),
             "heads": torch.stack([result.samples, result.head_grad_norms, *by_head], 1),  # H 7
-            "ops": torch.bincount(rollout.choice.action[..., Head.OP].flatten(), minlength=len(Op)),
-            "ends": _ends(rollout),
-            "occupancy": rollout.seen.features.slots[..., OCCUPIED].sum(-1).mean((0, 1)),
+            "ops": torch.bincount(every.op.flatten(), minlength=len(Op)),
+            "ends": _ends(every),
+            "occupancy": every.occupied.mean((0, 1)),
         }
     )
     totals: dict[str, Any] = dict(zip(numbers, read["numbers"], strict=True))
@@ -198,7 +255,7 @@ def summarize(
     return UpdateReport(
         **totals,
         update=update,
-        decisions=rollout.ended.numel(),
+        decisions=every.ended.numel(),
         rent=rent,
         epochs=result.epochs,
         steps=result.steps,
@@ -208,18 +265,18 @@ def summarize(
         seconds=seconds,
         occupancy=tuple(read["occupancy"]),
         lives=tuple(LifeReport(update, int(host), *reached, sick=bool(sick)) for host, *reached, sick in read["ends"]),
-        memory=torch.cuda.max_memory_allocated(rollout.reward.device) if rollout.reward.is_cuda else None,
+        memory=torch.cuda.max_memory_allocated(every.reward.device) if every.reward.is_cuda else None,
     )
 
 
-def _numbers(rollout: Rollout, normalized: Tensor, result: UpdateResult) -> dict[str, Tensor]:
+def _numbers(every: Outcomes, normalized: Tensor, result: UpdateResult) -> dict[str, Tensor]:
     """Return the scalars of a report; those of `AT_END` are sums over the episodes that ended."""
-    values, returns, losses = rollout.choice.value, result.returns, result.losses
+    values, returns, losses = every.value, result.returns, result.losses
     return {
-        "episodes": rollout.ended.sum(),
-        "sick": rollout.sick.sum(),
-        **{name: getattr(rollout, name).where(rollout.ended, 0.0).sum() for name in AT_END},
-        "reward": rollout.reward.mean(),
+        "episodes": every.ended.sum(),
+        "sick": every.sick.sum(),
+        **{name: getattr(every, name).where(every.ended, 0.0).sum() for name in AT_END},
+        "reward": every.reward.mean(),
         "reward_normalized": normalized.mean(),
         "returns": returns.mean(),
         "advantage_mean": result.advantage_mean,
@@ -234,10 +291,10 @@ def _numbers(rollout: Rollout, normalized: Tensor, result: UpdateResult) -> dict
     }
 
 
-def _ends(rollout: Rollout) -> Float[Tensor, "E 5"]:
+def _ends(every: Outcomes) -> Float[Tensor, "E 5"]:
     """Return the host of each episode that ended, what it reached, and whether it failed."""
-    ends = torch.nonzero(rollout.ended).T  # decision and host of each episode's end
-    return torch.stack([ends[1], *(getattr(rollout, name)[*ends] for name in AT_END), rollout.sick[*ends]], 1)
+    ends = torch.nonzero(every.ended).T  # decision and host of each episode's end
+    return torch.stack([ends[1], *(getattr(every, name)[*ends] for name in AT_END), every.sick[*ends]], 1)
 
 
 def _read(tensors: dict[str, Tensor]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Read and write the folder of a run.
 
 config.json            the recipe
-environment.json       the command, versions, device, threads, git
+environment.json       the command, versions, device, threads, workers, git
 reports.jsonl          one line per update, readable while the run goes on
 episodes.jsonl         one line per finished episode
 garden.jsonl           one line per update: the slots of every host before each decision
@@ -324,7 +324,7 @@ class Choices:
         self.folder.write_choices(kept)
 
 
-def environment(device: str, threads: int, command: str = "") -> dict[str, Any]:
+def environment(device: str, threads: int, command: str = "", workers: int = 1) -> dict[str, Any]:
     """Describe the command, versions and device of a run, as far as its numbers may depend on them."""
     return {
         "id": uuid4().hex[:8],
@@ -336,6 +336,7 @@ def environment(device: str, threads: int, command: str = "") -> dict[str, Any]:
         "platform": platform.platform(),
         "device": device,
         "threads": threads,
+        "workers": workers,
         "git": _git(),
     }
 

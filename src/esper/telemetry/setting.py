@@ -60,7 +60,8 @@ def setting_of(recipe: Mapping[str, Any], environment: Mapping[str, Any]) -> Set
         continues = bool(recipe.get("warm_start", {}).get("run"))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise EsperError(f"the recipe of the run is damaged: {error!r} while reading its fleets and updates") from None
-    return Setting(stages, str(environment.get("device") or ""), continues)
+    device, workers = str(environment.get("device") or ""), environment.get("workers", 1)
+    return Setting(stages, f"{device} ({workers} workers)" if device and workers != 1 else device, continues)
 
 
 def _stage(part: Mapping[str, Any]) -> Stage:
