@@ -42,11 +42,11 @@ class Soak:
         asked = {"task": self.task, "host": self.host, "widths": self.widths, "budget": self.budget}
         envs = GrowthVectorEnv(self.hosts, slots=self.slots, train=train, options=options, **asked)
         rng, steps, started = np.random.default_rng(self.seed), max(8, self.actions // self.hosts), time.perf_counter()
-        _, infos = envs.reset(seed=self.seed)
+        sizes, (_, infos) = envs.setting.space.sizes, envs.reset(seed=self.seed)
         refused = ends = 0
         memory: list[float] = []
         for n in range(steps):
-            actions = rng.integers(envs.single_action_space.nvec, size=envs.action_space.shape)
+            actions = rng.integers(sizes, size=(self.hosts, len(sizes)))
             legal, moment = infos["legal"], Moment(*envs.step(actions))
             infos = moment.infos
             check_moment(envs, moment)

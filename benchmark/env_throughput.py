@@ -40,12 +40,12 @@ class Question:
 
     def ask(self, task: str, hosts: int) -> None:
         envs, fleet = (GrowthVectorEnv(hosts, task=task, device=self.device) for _ in range(2))
-        rng = np.random.default_rng(0)
+        rng, sizes = np.random.default_rng(0), envs.setting.space.sizes
         envs.reset(seed=0)
         fleet.reset(seed=0)
         alone, seconds = fleet.lives, dict[str, list[float]](env=[], fleet=[])
         for _ in range(self.rounds):
-            actions = rng.integers(envs.single_action_space.nvec, size=(self.steps, *envs.action_space.shape))
+            actions = rng.integers(sizes, size=(self.steps, hosts, len(sizes)))
             seconds["fleet"].append(self.timed(lambda chosen: bare(alone, chosen), actions))
             seconds["env"].append(self.timed(envs.step, actions))
         speed = {who: hosts * self.steps / median(found[2:] or found) for who, found in seconds.items()}

@@ -128,9 +128,14 @@ class Race:
 
         envs = SB3VecEnv(self.hosts, seed=APART * (seed + 1), terminal=True, **self.env)
         rollout = self.hosts * self.horizon
-        asked = {"learning_rate": self.lr, "n_epochs": self.epochs, "ent_coef": self.entropy, "gamma": 1.0}
-        size = {"n_steps": self.horizon, "batch_size": rollout // self.minibatches}
-        model = MaskablePPO("MlpPolicy", envs, seed=seed, device=self.device, **asked, **size)
+        asked: dict[str, Any] = {
+            "learning_rate": self.lr,
+            "n_epochs": self.epochs,
+            "ent_coef": self.entropy,
+            "gamma": 1.0,
+        }
+        asked |= {"n_steps": self.horizon, "batch_size": rollout // self.minibatches, "device": self.device}
+        model = MaskablePPO("MlpPolicy", envs, seed=seed, **asked)
 
         def learn(until: float) -> tuple[Policy, int]:
             in_time = ConvertCallback(lambda *_: time.perf_counter() < until)

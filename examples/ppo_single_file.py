@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 import torch
 import tyro
+from gymnasium.spaces import MultiDiscrete
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
@@ -126,6 +127,8 @@ class Player:
         asked["options"] = {"examples": args.examples} if args.examples else {}
         limits = {"budget": args.budget, "price": args.price, "terminal": True}  # the observation says what is left
         self.envs = gymnasium.make_vec("esper:Growth-v0", num_envs=args.num_envs, **asked, **limits)
+        assert isinstance(self.envs.single_action_space, MultiDiscrete)
+        self.sizes: list[int] = self.envs.single_action_space.nvec.tolist()
         self.device = torch.device(args.device)
         obs, info = self.envs.reset(seed=args.seed)
         self.obs, self.mask = self.tensor(obs), self.tensor(info["action_mask"])
@@ -146,12 +149,13 @@ class Player:
             obs, reward, terminated, truncated, info = self.envs.step(action.cpu().numpy())
             done = terminated | truncated
             earned = self.tensor(reward).float()
-            rows.append((self.obs, self.mask, self.fresh, action, log_prob, value, earned, self.tensor(done)))
+            rows.append([self.obs, self.mask, self.fresh, action, log_prob, value, earned, self.tensor(done)])
             # a fresh host takes the place of one whose episode has ended: its observation and mask are here already
             self.obs, self.mask, self.fresh = self.tensor(obs), self.tensor(info["action_mask"]), self.tensor(done)
             if done.any():
                 ends += info["final_info"]["j"][done].tolist()
-        return Rollout(*(torch.stack(column) for column in zip(*rows, strict=True)), before, ends)
+        columns = [torch.stack(column) for column in zip(*rows, strict=True)]
+        return Rollout(*columns, memory=before, ends=ends)
 
     @torch.no_grad()
     def value(self, agent: Agent) -> Tensor:
@@ -190,7 +194,7 @@ def loss_of(agent: Agent, rollout: Rollout, rows: Tensor, advantage: Tensor, arg
 def never(args: Args, episodes: int = 32) -> float:
     """Return the mean J of hosts that never grow."""
     player = Player(replace(args, num_envs=episodes, seed=args.seed + 1_000_000))
-    wait = np.zeros(player.envs.action_space.shape, dtype=np.int64)
+    wait = np.zeros((episodes, len(player.sizes)), dtype=np.int64)
     while True:
         *_, info = player.envs.step(wait)
         if "final_info" in info:  # all end together: they spend the same
@@ -201,8 +205,7 @@ def train(args: Args) -> list[float]:
     """Train a policy. Returns the mean J of the episodes that ended in each update."""
     torch.manual_seed(args.seed)
     player, curve, started = Player(args), [], time.perf_counter()
-    (seen,), sizes = player.envs.single_observation_space.shape, player.envs.single_action_space.nvec.tolist()
-    agent = Agent(seen, sizes, args.hidden).to(player.device)
+    agent = Agent(player.obs.shape[1], player.sizes, args.hidden).to(player.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.lr, eps=1e-5)
     print(f"never growing: J {never(args):.3f}", flush=True)
     for update in range(args.updates):

@@ -68,7 +68,7 @@ def test_no_choice_is_masked_and_rollouts_are_judged_as_they_were_made(ppo):
     args = small(ppo, num_steps=7)
     torch.manual_seed(0)
     player = ppo.Player(args)
-    agent = ppo.Agent(75, player.envs.single_action_space.nvec.tolist(), 16)
+    agent = ppo.Agent(75, player.sizes, 16)
     player.collect(agent, 3)
     rollout = player.collect(agent, 7)
     assert rollout.done.any()
