@@ -28,7 +28,7 @@ OF_TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MAST
     [
         (("--workers", "3"), "3 workers cannot share 1 fleet: each needs at least one: use at most 1"),
         (("--workers", "0"), "workers must be at least 1, not 0"),
-        (("--address", "here"), "--address and --least are for the workers of Ray: add --ray"),
+        (("--address", "here"), "--address is that of a Ray cluster: add --ray"),
         (("--ray", "--workers", "2", "--least", "3"), r"least must be from 1 to the number of workers \(2\), not 3"),
         (("--ray", "--failures", "-1"), "failures must not be negative, not -1"),
         (("--worker", "2"), "unknown flag --worker: did you mean --workers"),

@@ -16,12 +16,10 @@ class Cluster:
     address: Annotated[str | None, optional("ADDRESS", "RAY_ADDRESS, or a Ray of this machine alone")] = None
     """Address of a Ray cluster, whose machines share the disk of the run folders."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise an error if an address is given without --ray, or Ray is asked for and is not installed."""
         if self.address and not self.ray:
             raise EsperError("--address is that of a Ray cluster: add --ray")
-
-    def check(self) -> None:
-        """Raise an error if Ray is asked for and is not installed, before anything is written."""
         if self.ray:
             from esper.jobs.ray_tasks import require_ray
 
