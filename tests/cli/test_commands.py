@@ -104,13 +104,15 @@ def test_help_of_a_command_fits_80_columns(words, monkeypatch, capsys):
 
 
 FLAGS = {
-    "train": "--run-dir --rng-seed --device --log --json --heads",
+    "train": "--run-dir --rng-seed --device --trainings --at-once --threads --ray --address --log --json --heads",
     "resume": "--log --json --heads",
+    "tune": "--over --first --factor --run-dir --rng-seed --device --at-once --threads --ray --address",
     "watch": "--once --every --heads",
     "ui": "--port --host --token --open --no-open",
     "report": "",
     "exam": "--tasks --images --text --plan --budgeted --quick --device --memory-budget --out --json --hosts --rates"
-    " --tuned-on --plans --thorough --no-thorough --final --no-final --price --recorded",
+    " --tuned-on --plans --thorough --no-thorough --final --no-final --price --recorded"
+    " --at-once --threads --ray --address",
     "recipes": "--json",
     "tasks": "--json",
     "blueprints": "--json",
