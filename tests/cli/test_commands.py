@@ -112,7 +112,8 @@ FLAGS = {
     "ui": "--port --host --token --open --no-open",
     "report": "",
     "exam": "--tasks --images --text --plan --budgeted --quick --device --memory-budget --out --json --hosts --rates"
-    " --tuned-on --plans --thorough --no-thorough --final --no-final --price --recorded --at-once --threads --ray --address",
+    " --tuned-on --plans --thorough --no-thorough --final --no-final --price --recorded"
+    " --at-once --threads --ray --address",
     "recipes": "--json",
     "tasks": "--json",
     "blueprints": "--json",

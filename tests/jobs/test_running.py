@@ -107,8 +107,8 @@ def test_two_attempts_at_a_job_at_the_same_time_are_one(tmp_path):
 
 def test_what_is_done_is_interrupted_when_it_is_to_stop_and_nothing_else_begins(tmp_path):
     jobs = [job(tmp_path, "a", seconds=20.0), job(tmp_path, "b"), job(tmp_path, "c", after=("b",))]
-    assert "a" not in names(jobs, Processes(2), stop=lambda: jobs[1].is_done and "a" in begun(tmp_path))
-    assert sorted(begun(tmp_path)) == ["a", "b"]
+    assert "a" not in names(jobs, Processes(2), stop=lambda: jobs[1].is_done)
+    assert "c" not in begun(tmp_path)
 
 
 DRIVER = """

@@ -45,7 +45,7 @@ DESCRIPTION = "Train neural networks that start small and grow while they train.
 COMMANDS: dict[str, Command | Group] = {
     "train": Command("train", "Train", "Train a controller with a recipe, and write a run folder."),
     "resume": Command("train", "Resume", "Continue a run from its last checkpoint."),
-    "tune": Command("tune", "Tune", "Search for the best values of a recipe's fields by successive halving."),
+    "tune": Command("tune", "Tune", "Search for the best values of fields by successive halving."),
     "watch": Command("watch", "Watch", "Show the progress of a run from another terminal."),
     "ui": Command("ui", "Ui", "Show runs and growth logs as a live page in the browser."),
     "report": Command("report", "Report", "Write the report of a run as one HTML file."),

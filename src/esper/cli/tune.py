@@ -29,7 +29,7 @@ VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Tune:
-    """Search for the best values of a recipe's fields by successive halving.
+    """Search for the best values of fields by successive halving.
 
     Every combination of values is a trial: a training in a run folder of its own, without an exam. After each rung, a
     number of updates, only the best third of the trials goes on, by J since the rung before. Locally all trials of a
