@@ -107,7 +107,8 @@ class Race:
     def env(self) -> dict[str, Any]:
         """The environment that is learned in."""
         asked = {"task": self.task, "host": self.host, "widths": self.widths, "options": {"examples": self.examples}}
-        return asked | {"budget": self.budget, "price": self.price, "device": self.device} | self.options
+        asked |= {"budget": self.budget, "price": self.price, "device": self.device, "precision": "fp32"}
+        return asked | self.options
 
     def timed(self, learner: Learner, seed: int) -> "Training":
         """Train a policy."""

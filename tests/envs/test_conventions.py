@@ -182,3 +182,18 @@ def test_where_only_waiting_is_legal_every_slot_is_allowed():
     assert slots.all()
     legal[:, Op.GERMINATE, 1] = True
     assert masks(legal, space).split(space.sizes, 1)[1].tolist() == [[False, True]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", KINDS)
+def test_hosts_may_live_on_a_gpu(kind):
+    envs, cpu = vector_env(3, kind, device="cuda", precision="fp32"), vector_env(3, kind)
+    there, here = envs.reset(seed=0)[0], cpu.reset(seed=0)[0]
+    assert np.allclose(there, here, atol=1e-3)
+    for chosen in random_actions(envs, 6):
+        observations, rewards, *_, infos = envs.step(chosen)
+        assert envs.observation_space.contains(observations)
+        assert np.isfinite(rewards).all()
+        assert np.array_equal(envs.action_masks(), infos["action_mask"])
+    envs.reset(seed=1, options={"reset_mask": np.array([True, False, True])})

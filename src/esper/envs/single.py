@@ -41,7 +41,7 @@ class GrowthEnv(gymnasium.Env):
         require_known(render_mode, self.metadata["render_modes"])
         self.window = Window("Growth-v0") if render_mode == WINDOW else None
         self.vector = GrowthVectorEnv(1, render_mode and FRAMES, **options)
-        self.render_mode = render_mode
+        self.render_mode, self.setting = render_mode, self.vector.setting
         self.action_space = self.vector.single_action_space
         self.observation_space = self.vector.single_observation_space
         self.observation_names = self.vector.observation_names
@@ -75,7 +75,7 @@ class GrowthEnv(gymnasium.Env):
         require_open(self.vector)
         if self.upcoming is not None:
             raise ResetNeeded("the episode has ended; call reset before the next step")
-        chosen = checked_actions(action, self.vector.setting.space.sizes)
+        chosen = checked_actions(action, self.setting.space.sizes)
         observations, rewards, terminated, truncated, infos = self.vector.step(chosen[None])
         observation, info = observations[0], info_of(infos, 0)
         if terminated[0] or truncated[0]:
