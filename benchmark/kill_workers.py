@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from esper.leyline.tensor_files import read
@@ -35,6 +36,7 @@ SMALL = [
     for flag, value in (("hosts", 2), ("env.group", 1), ("env.episode", 3), ("options.examples", 200))
     for word in (f"--fleets.{n}.{flag}", str(value))
 ]
+TARGETS = ("worker", "first worker", "launcher")
 RUN = ["--learn.collect.horizon", "2", "--learn.updates", "12", "--checkpoint-every", "2", "--exam", "0"]
 
 
@@ -73,27 +75,32 @@ def same(one: Path, other: Path) -> bool:
     return all(weights[name].equal(others[name]) for name in weights) and logs(one) == logs(other)
 
 
-def killed(process: subprocess.Popen[bytes], folder: Path, random_: random.Random) -> str | None:
-    """Kill a part of a run at a random moment, and return which; None if the run ended before."""
-    target, workers = random_.choice(("worker", "first worker", "launcher")), list[int]()
+def is_saving(folder: Path, since: float) -> bool:
+    """Return whether a checkpoint is being written, by a process that was started at this time."""
+    partial = (path for path in (folder / "checkpoints").glob(".*.partial"))
+    with suppress(FileNotFoundError):
+        return any(path.stat().st_mtime > since for path in partial)
+    return False
+
+
+def killed(process: subprocess.Popen[bytes], folder: Path, random_: random.Random, target: str) -> str | None:
+    """Kill a part of a run at a random moment, and return when; None if the run ended before."""
+    begun, workers = time.time(), list[int]()
     while process.poll() is None and not (workers := children(process.pid)):
         time.sleep(0.01)
-    in_checkpoint, until = random_.random() < 0.4, time.monotonic() + random_.uniform(2.0, 9.0)
-    while process.poll() is None and time.monotonic() < until:
-        if in_checkpoint and any((folder / "checkpoints").glob(".*.partial")):
-            break
+    in_checkpoint = random_.random() < 0.5
+    until = begun + (30 if in_checkpoint else random_.uniform(2.0, 9.0))
+    while process.poll() is None and time.time() < until and not (in_checkpoint and is_saving(folder, begun)):
         time.sleep(0.005)
     if process.poll() is not None or not workers:
         return None
-    number = {"worker": workers[-1], "first worker": workers[0], "launcher": process.pid}[target]
-    try:
-        os.kill(number, signal.SIGKILL)
-    except ProcessLookupError:
-        return None
+    when = "while a checkpoint was being written" if is_saving(folder, begun) else "between checkpoints"
+    with suppress(ProcessLookupError):
+        os.kill({"worker": workers[-1], "first worker": workers[0], "launcher": process.pid}[target], signal.SIGKILL)
     process.wait()
     while any(map(is_alive, workers)):
         time.sleep(0.01)
-    return target + (" during a checkpoint" if any((folder / "checkpoints").glob(".*.partial")) else "")
+    return when if process.returncode else None
 
 
 def main() -> None:
@@ -112,10 +119,11 @@ def main() -> None:
         while done < asked.kills:
             begun = (folder / "config.json").exists()
             process = esper(*(["resume", str(folder)] if begun else [*begin, str(folder)]), slow=slow)
-            if target := killed(process, folder, random_):
+            target = TARGETS[done % len(TARGETS)]
+            if when := killed(process, folder, random_, target):
                 done += 1
-                counts[target] = counts.get(target, 0) + 1
-                print(f"{done}: killed the {target}", flush=True)
+                counts[when] = counts.get(when, 0) + 1
+                print(f"{done}: killed the {target} {when}", flush=True)
             elif process.wait():
                 sys.exit((process.stderr.read() if process.stderr else b"").decode())
             elif (folder / "controller.safetensors").exists():

@@ -3,7 +3,6 @@
 import json as json_module
 import shlex
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,7 +22,7 @@ from esper.cli.desk import Logging
 from esper.cli.flags import optional
 from esper.cli.loop import Position, complete, go_on, pick_up
 from esper.cli.many import Many
-from esper.cli.ray_train import OnRay, train_on_ray
+from esper.cli.ray_train import OnRay, train_on_ray, wait_until_free
 from esper.cli.workers import asks_for_workers, is_worker, launch, together, were_restarted
 from esper.leyline.errors import EsperError, FileError
 from esper.recipes import Recipe, recipe
@@ -36,9 +35,6 @@ from esper.tasks import load_task
 from esper.telemetry import RunFolder
 from esper.telemetry.folder import environment
 from esper.tolaria import Engine
-
-PATIENCE = 60.0
-"""Seconds to wait until workers that were lost have ended and freed the run folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +108,8 @@ class Train:
         """Begin a run, or go on with it, as workers do that were started again after some were lost."""
         path, is_begun = self.run_dir, False
         if workers.is_first and path is not None and (path / "config.json").exists():
-            is_begun, until = True, time.monotonic() + PATIENCE
-            while RunFolder(path).writer() and time.monotonic() < until:
-                time.sleep(0.1)
+            is_begun = True
+            wait_until_free(path)
         if workers.any(is_begun):
             Resume(run_dir=path or Path(), logging=self.logging).resume(workers)
         else:
