@@ -5,7 +5,6 @@ import json as json_module
 import resource
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -69,9 +68,8 @@ class Bench:
         return torch.cuda.get_device_name() if self.cuda else f"CPU, {torch.get_num_threads()} threads"
 
     def measure(self, name: str) -> None:
-        workload = WORKLOADS[name]
-        if self.asked.quick:
-            workload = replace(workload, train=8 * workload.batch, validation=128)
+        asked, workload = self.asked, WORKLOADS[name]
+        workload = (workload.coarse() if asked.quick else workload).resized(asked.batch, asked.steps, asked.validation)
         for precision in dict.fromkeys(("fp32", *self.precisions)):
             self.measure_plain(name, workload, precision)
         for hosts in self.hosts:
@@ -103,7 +101,7 @@ class Bench:
             rate = more.pop("rate")
         else:
             fleet = make_fleet(workload, hosts, engine)
-            planted(fleet, {"none": 0, "one": 1, "full": len(fleet.space.slots)}[seeds])
+            planted(fleet, {"none": 0, "one": 1}.get(seeds, len(fleet.space.slots)), twins=seeds == "twins")
             epoch = timed(fleet.train_epoch, self.device, self.seconds, warm=1 if self.cuda else 0).seconds
             copying = elapsed(partial(snapshot, fleet, fleet.evaluate()), self.device)
             more = {"snapshot_share": round(copying / epoch, 4)}

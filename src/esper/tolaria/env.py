@@ -7,7 +7,7 @@ a fresh host takes its place at once.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,7 +24,7 @@ from esper.tolaria.fleet import Fleet, Measured
 from esper.tolaria.governor import GovernorConfig, HealthHistory, empty_health, judge
 from esper.tolaria.setting import make_setting
 
-Record = TypeVar("Record", bound=NamedTuple)
+Record = TypeVar("Record", bound=tuple[Any, ...])
 
 
 @dataclass(frozen=True, kw_only=True)
