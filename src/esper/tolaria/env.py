@@ -7,7 +7,7 @@ a fresh host takes its place at once.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,7 +24,7 @@ from esper.tolaria.fleet import Fleet, Measured
 from esper.tolaria.governor import GovernorConfig, HealthHistory, empty_health, judge
 from esper.tolaria.setting import make_setting
 
-Record = TypeVar("Record", bound=tuple[Any, ...])
+Record = TypeVar("Record", bound=tuple)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,18 +258,8 @@ class FleetEnv:
             slots=of.state,
             vitals=of.vitals,
             spent=None if self.fleet.budget is None else self.fleet.spent / self.fleet.budget,
-            pace=None if self.fleet.budget is None else self.pace(of.state),
+            pace=None if self.fleet.budget is None else pace(self.fleet, of.state, self.charges_measuring),
         )
-
-    def pace(self, state: SlotState) -> Float[Tensor, " N"]:
-        """Return what an epoch costs in a state, contributions included, divided by that of a bare host.
-
-        Where lessons and measurements do not happen at every step and epoch, they count on average.
-        """
-        fleet, trained = self.fleet, self.fleet.num_steps * self.fleet.config.batch_size
-        validation = len(fleet.validation_data.x) * torch.ones_like(fleet.everyone) * self.charges_measuring
-        cost = relative_cost(epoch_cost(fleet.costs, state, fleet.lifecycle), trained, validation, fleet.lifecycle)
-        return cost / (trained * fleet.costs.host.train)
 
     def life(self) -> Float[Tensor, " N"] | None:
         """Return the FLOPs of each host's episode; None if episodes are counted in epochs."""
@@ -322,3 +312,14 @@ def choose(rows: Bool[Tensor, " N"], yes: Record, no: Record) -> Record:
         return None if a is None or b is None else torch.where(rows.view(-1, *[1] * (b.ndim - 1)), a, b)
 
     return tree_map(chosen, yes, no)
+
+
+def pace(fleet: Fleet, state: SlotState, charges_measuring: bool | Bool[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """Return what an epoch costs in a state, contributions included, divided by that of a bare host.
+
+    Where lessons and measurements do not happen at every step and epoch, they count on average.
+    """
+    trained = fleet.num_steps * fleet.config.batch_size
+    validation = len(fleet.validation_data.x) * torch.ones_like(fleet.everyone) * charges_measuring
+    cost = relative_cost(epoch_cost(fleet.costs, state, fleet.lifecycle), trained, validation, fleet.lifecycle)
+    return cost / (trained * fleet.costs.host.train)
