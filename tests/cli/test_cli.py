@@ -75,6 +75,8 @@ def test_bench_grow_prints_one_json_object(capsys):
         (["bench", "fleet", "--workload", "nist"], "unknown workload 'nist': did you mean 'mnist1d'?"),
         (["bench", "fleet", "--hosts", "0"], "hosts must be positive"),
         (["bench", "fleet", "--batch", "0"], "batch must be at least 1, not 0"),
+        (["bench", "profile", "--hosts", "0"], "hosts must be at least 1, not 0"),
+        (["bench", "profile", "--workload", "nist"], "unknown workload 'nist': did you mean 'mnist1d'?"),
         (["bench", "fleet", "--device", "gpu7"], "device 'gpu7' is not supported; use 'cpu' or 'cuda'"),
         (["bench", "fleet", "--quick", "--memory-budget", "lots"], "memory_budget must be a size such as 2GB"),
         (["bench", "fleet", "--quick", "--seeds", "none", "--memory-budget", "50KB"], "hosts would fit"),

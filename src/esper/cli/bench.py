@@ -67,6 +67,46 @@ class BenchFleet:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BenchProfile:
+    """Measure where the time of a fleet goes.
+
+    For every phase of a decision: operations, bytes and FLOPs; what must be computed and moved; and the share of the
+    roofline, which a matrix product and a copy of the same run define.
+    """
+
+    device: Annotated[str | None, optional("DEVICE", "the GPU if there is one")] = None
+    """Device to run on: cpu or cuda."""
+    workload: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = ("mnist1d",)
+    """Workloads to profile, those of `esper bench fleet`."""
+    hosts: int = 32
+    """Hosts of the fleet."""
+    seeds: Annotated[Seeds, arg(metavar="SEEDS")] = "live"
+    """Seeds in each host, as for `esper bench fleet`."""
+    precision: Annotated[Precision | None, optional("PRECISION", "fp32, on a GPU bf16")] = None
+    """Precision of activations: fp32, bf16."""
+    decisions: Annotated[int | None, optional("N", "12")] = None
+    """Random decisions before a live fleet is profiled."""
+    batch: Annotated[int | None, optional("N", "that of the workload")] = None
+    """Examples of a batch."""
+    steps: Annotated[int | None, optional("N", "those of the workload")] = None
+    """Training steps of an epoch."""
+    validation: Annotated[int | None, optional("N", "those of the workload")] = None
+    """Examples that hosts are evaluated on."""
+    top: int = 20
+    """Operations to list."""
+    quick: Flag = False
+    """Give a coarse answer in less than a minute on two cores."""
+    json: Flag = False
+    """Print one JSON object instead of tables."""
+
+    def run(self) -> None:
+        check_sizes(self, "hosts", "decisions", "batch", "steps", "validation", "top")
+        from esper.cli.bench_profile import measure_profiles
+
+        measure_profiles(self)
+
+
+@dataclass(frozen=True, kw_only=True)
 class BenchPPO:
     """Measure one PPO update beside those of sb3-contrib.
 
