@@ -43,8 +43,9 @@ from esper.tolaria.capture import Program, Programs
 from esper.tolaria.config import Engine, TrainConfig, check_fit
 from esper.tolaria.memory import MemoryEstimator
 from esper.tolaria.network import Bucket, Network, where
+from esper.tolaria.optimizer import Update, step
 from esper.tolaria.setting import seed_sizes
-from esper.tolaria.stack import Stack, by_row, squares, step
+from esper.tolaria.stack import Stack, by_row, squares
 from esper.tolaria.vitals import examined
 
 Norms = dict[Kind | None, Float[Tensor, " R"]]
@@ -424,8 +425,8 @@ class Fleet:
             trains = {None: running} | {kind: running[hosts] for kind, hosts in rows.items()}
             active = {name: trains[name] & learns for name, learns in active.items()}
             gradients = [where(trains[name], g, 0.0) for name, g in zip(stacks, gradients, strict=True)]
-        for (name, stack), gradient in zip(stacks.items(), gradients, strict=True):
-            step(stack, gradient, active[name], rate[name], self.config)
+        named = zip(stacks.items(), gradients, strict=True)
+        step([Update(stack, gradient, active[name], rate[name]) for (name, stack), gradient in named], self.config)
         count += 1
 
     def evaluate(self, known: Known | None = None) -> Measured:
