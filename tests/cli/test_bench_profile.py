@@ -24,6 +24,14 @@ def test_a_backward_pass_is_counted_too():
     assert counted(lambda: (a @ b).sum().backward()).flops == 2 * 2 * 3 * 4 * 5
 
 
+def test_fused_attention_is_counted():
+    q = torch.zeros(2, 3, 5, 4, requires_grad=True)
+    products = 2 * 2 * 3 * 5 * 5 * 4
+    run = lambda: functional.scaled_dot_product_attention(q, q, q, is_causal=True)  # noqa: E731
+    assert counted(run).flops == 2 * products
+    assert counted(lambda: run().sum().backward()).flops == (2 + 5) * products
+
+
 def test_views_and_allocations_move_nothing():
     x = torch.zeros(6)
     assert counted(lambda: (x.view(2, 3).mT[:1].expand(9, 2), torch.empty(5), x.detach())) == Count(0, 0, 0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from esper.kasmina.kernels.rows import GPU
 
@@ -24,6 +24,16 @@ CONVOLUTIONS: dict[str, Multiplies] = {
 all weights of its row."""
 POINTWISE = ("depthwise", "depthwise_for_input", "depthwise_for_weight", "delta", "delta_backward", "norm")
 KERNELS = (*CONVOLUTIONS, *POINTWISE, "norm_backward", "pool", "pool_backward")
+
+
+aten = torch.ops.aten
+FUSED = {
+    aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        lambda grad, q, k, v, *_, **__: sdpa_backward_flop_count(grad, q, k, v)
+    ),
+}
+"""FLOPs of fused attention on CPUs, which torch's counter leaves out."""
 
 
 class Count(NamedTuple):
@@ -59,7 +69,7 @@ def counted(run: Callable[[], object]) -> Count:
     hides its operations: run the function that was recorded.
     """
     counter = Counter()
-    with FlopCounterMode(display=False) as products, counter, _watched_kernels(counter):
+    with FlopCounterMode(display=False, custom_mapping=FUSED) as products, counter, _watched_kernels(counter):
         run()
     return Count(counter.operations, counter.bytes, products.get_total_flops() + counter.flops)
 

@@ -56,7 +56,7 @@ def step(updates: Sequence[Update], config: TrainConfig) -> None:
     rates = _rates(updates, torch.cat(norms), config)
     grads = torch._foreach_mul(grads, rates.clip)
     change = _sgd if config.optimizer == "sgd" else _adamw
-    old = [[stack.tensors[name] for stack in stacks] for name in ("flat", "first", "second")]
+    old = [[stack.whole[name][: stack.rows] for stack in stacks] for name in ("flat", "first", "second")]
     for was, now in zip(old, change(*old, grads, rates, config), strict=True):
         for before, after, update in zip(was, now, updates, strict=True):
             before.copy_(torch.where(update.active[:, None], after, before))
