@@ -12,7 +12,7 @@ from torch import nn
 
 from esper.kasmina.kernels import births, conv, grafts, norm, pool
 from esper.tolaria import TrainConfig
-from esper.tolaria.optimizer import CLIP_EPS, EPS, Update, step
+from esper.tolaria.optimizer import CLIP_EPS, EPS, step
 from esper.tolaria.stack import Stack
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
@@ -135,7 +135,7 @@ def test_steps(optimizer, width):
     active, lr = torch.tensor([True, False, True, True]), torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
     for scale in (0.001, 1.0, 1.0):
         grad = scale * drawn(4, plain.layout.width)
-        step([Update(plain, grad, active, lr)], config)
+        step(plain, grad, active, lr, config)
         g, a, rate = on_device((grad, active, lr))
         gpu.step(*ours.tensors.values(), g, ours.norms, a, rate, config, EPS, CLIP_EPS)
     for a, b in zip((*ours.tensors.values(), ours.norms), (*plain.tensors.values(), plain.norms), strict=True):

@@ -10,8 +10,8 @@ from esper.kasmina import LifecycleConfig
 from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage
 from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, HostTrainer, TrainConfig
-from esper.tolaria.assignment import Roomy
 from esper.tolaria.capture import Program, Programs
+from esper.tolaria.padding import Roomy
 from toys import CHAINS, SPECS, counting_products, germinate, random_legal, rows_of, toy_task, toy_trainer
 
 CHEAP = LifecycleConfig(lesson_every=2, measure_every=3, min_contribution=-1.0, measure_fossilized=False)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from esper.tolaria import TrainConfig
-from esper.tolaria.optimizer import Update, step
+from esper.tolaria.optimizer import step
 from esper.tolaria.stack import Stack
 
 CONFIGS = {
@@ -44,7 +44,7 @@ def test_a_step_is_torchs_own_row_by_row(optimizer, rng):
             for name, shape in stack.layout.shapes.items()
         }
         resting = {name: tensor.clone() for name, tensor in stack.tensors.items()}
-        step([Update(stack, stack.layout.flatten(grads), torch.tensor(active), RATES)], config)
+        step(stack, stack.layout.flatten(grads), torch.tensor(active), RATES, config)
         for row, (parameters, one) in enumerate(zip(alone, optimizers, strict=True)):
             for name, p in parameters.items():
                 p.grad = grads[name][row].clone()

@@ -19,6 +19,7 @@ from esper.cli.workloads import WORKLOADS, Plain, Workload, elapsed, make_fleet,
 from esper.leyline.errors import unknown
 from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv
 from esper.tolaria.governor import snapshot
+from esper.tolaria.training import train_epoch
 
 COLUMNS = {
     "workload": "workload",
@@ -102,10 +103,10 @@ class Bench:
         else:
             fleet = make_fleet(workload, hosts, engine)
             planted(fleet, {"none": 0, "one": 1}.get(seeds, len(fleet.space.slots)), twins=seeds == "twins")
-            epoch = timed(fleet.train_epoch, self.device, self.seconds, warm=1 if self.cuda else 0).seconds
+            epoch = timed(partial(train_epoch, fleet), self.device, self.seconds, warm=1 if self.cuda else 0).seconds
             copying = elapsed(partial(snapshot, fleet, fleet.evaluate()), self.device)
             more = {"snapshot_share": round(copying / epoch, 4)}
-            more |= self.busy(fleet.train_epoch, epoch)
+            more |= self.busy(partial(train_epoch, fleet), epoch)
             rate = samples / epoch
         if fleet.programs is not None:
             found = fleet.programs.hits + fleet.programs.misses

@@ -18,8 +18,12 @@ from esper.cli.workloads import WORKLOADS, Workload, make_fleet, planted, random
 from esper.leyline.errors import unknown
 from esper.leyline.rng import Purpose, key, permutation
 from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv
-from esper.tolaria.assignment import rows_of
+from esper.tolaria.assignment import Known, rows_of
 from esper.tolaria.config import DTYPES
+from esper.tolaria.measuring import evaluate
+from esper.tolaria.schedule import copied, schedule
+from esper.tolaria.training import step_of, train_step
+from esper.tolaria.transfer import pack, unpack
 
 NOTHING = Count(0, 0, 0)
 UNITS = [("", "MB", "bytes"), ("", "MFLOP", "flops"), ("needed ", "MB", "bytes"), ("needed ", "MFLOP", "flops")]
@@ -126,61 +130,68 @@ def profiled(name: str, workload: Workload, asked: BenchProfile, engine: Engine)
     }
 
 
+class Way(NamedTuple):
+    """A function as fleets run it, and what it runs without recorded programs."""
+
+    run: Callable[[], object]
+    unrecorded: Callable[[], object]
+
+
 def measured_phases(fleet: Fleet, seconds: float) -> list[Phase]:
     """Measure the phases of a decision one by one, in the present state of a fleet."""
-    known, device, needed = fleet.known(), fleet.device, needs(fleet)
-    order = permutation(key(fleet.rng_seeds, Purpose.SHUFFLE, fleet.epoch), len(fleet.train_data[0]))
+    known, needed = copied(fleet), needs(fleet)
     lessons = -(-fleet.num_steps // fleet.lifecycle.lesson_every)
-    none = torch.zeros_like(fleet.state.alpha, dtype=torch.bool)
-
-    def training(lessons: bool) -> tuple[Callable[[], object], Callable[[], object]]:
-        assignment = fleet.assignment(known, measuring=False, lessons=lessons)
-        chunks = fleet.memory.chunks(fleet.num_hosts, fleet.config.batch_size, *rows_of(assignment))
-        return fleet.step_of(known, order, None, lessons), partial(fleet.train_step, assignment, order, chunks)
-
-    def measuring(contributions: bool) -> tuple[Callable[[], object], Callable[[], object]]:
-        assignment = fleet.assignment(known, measuring=True, switched=None if contributions else none)
-        run = partial(fleet.measured, assignment)
-        programs = fleet.programs
-
-        def unrecorded() -> None:
-            fleet.programs = None
-            try:
-                run()
-            finally:
-                fleet.programs = programs
-
-        return run, unrecorded
-
-    def phase(calls: int, plain: Any, more: Any, names: tuple[str, str], more_calls: int) -> list[Phase]:
-        first, second = (timed_twice(*way, fleet, seconds) for way in (plain, more))
-        extra = Count(*(max(b - a, 0) for a, b in zip(first[1], second[1], strict=True)))
-        return [
-            Phase(names[0], calls, first[0], first[1], needed[names[0]]),
-            Phase(names[1], more_calls, max(second[0] - first[0], 0.0), extra, needed[names[1]]),
-        ]
-
-    fleet.count.zero_()
-    scheduled = timed(lambda: fleet.assignment(fleet.known(), measuring=False), device, seconds / 4).seconds
+    train, teach = (measured_way(_training(fleet, known, lessons), fleet, seconds) for lessons in (False, True))
+    plain, full = (measured_way(_measuring(fleet, known, worth), fleet, seconds) for worth in (False, True))
+    scheduled = timed(lambda: schedule(fleet, copied(fleet), measuring=False), fleet.device, seconds / 4).seconds
+    phases = (
+        ("train step", fleet.num_steps, *train),
+        ("lessons", lessons, *_without(teach, train)),
+        ("evaluate", 1, *plain),
+        ("contributions", 1, *_without(full, plain)),
+    )
     return [
-        *phase(fleet.num_steps, training(False), training(True), ("train step", "lessons"), lessons),
-        *phase(1, measuring(False), measuring(True), ("evaluate", "contributions"), 1),
+        *(Phase(name, calls, took, done, needed[name]) for name, calls, took, done in phases),
         Phase("schedule", 2, scheduled, NOTHING, Need(0, 0)),
     ]
 
 
-def timed_twice(
-    run: Callable[[], object], unrecorded: Callable[[], object], fleet: Fleet, seconds: float
-) -> tuple[float, Count]:
-    """Time a function as fleets run it, and count what it does without recorded programs."""
+def _training(fleet: Fleet, known: Known, lessons: bool) -> Way:
+    order = permutation(key(fleet.rng_seeds, Purpose.SHUFFLE, fleet.epoch), len(fleet.train_data[0]))
+    assignment = unpack(pack(schedule(fleet, known, measuring=False, lessons=lessons), fleet.device))
+    chunks = fleet.memory.chunks(fleet.num_hosts, fleet.config.batch_size, *rows_of(assignment))
+    return Way(step_of(fleet, known, order, None, lessons), partial(train_step, fleet, assignment, order, chunks))
+
+
+def _measuring(fleet: Fleet, known: Known, contributions: bool) -> Way:
+    none = torch.zeros_like(fleet.state.alpha, dtype=torch.bool)
+    run, programs = partial(evaluate, fleet, None, None if contributions else none, known), fleet.programs
+
+    def unrecorded() -> None:
+        fleet.programs = None
+        try:
+            run()
+        finally:
+            fleet.programs = programs
+
+    return Way(run, unrecorded)
+
+
+def measured_way(way: Way, fleet: Fleet, seconds: float) -> tuple[float, Count]:
+    """Time a function, and count what it does."""
 
     def again() -> None:
         fleet.count.zero_()
-        run()
+        way.run()
 
     took = timed(again, fleet.device, seconds).seconds
     fleet.count.zero_()
-    return took, counted(unrecorded)
+    return took, counted(way.unrecorded)
+
+
+def _without(whole: tuple[float, Count], part: tuple[float, Count]) -> tuple[float, Count]:
+    """Return what one phase takes and does more than another."""
+    return max(whole[0] - part[0], 0.0), Count(*(max(a - b, 0) for a, b in zip(whole[1], part[1], strict=True)))
 
 
 def measured_peak(device: torch.device, dtype: torch.dtype, small: bool) -> Peak:
