@@ -1,6 +1,11 @@
 """Tiny hosts, tiny tasks, and the tables that the laws are tested over."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.blueprints import blueprint_names
 from esper.kasmina.hosts import host_kind, host_kinds
@@ -91,3 +96,10 @@ def rows_of(fleet: Fleet, host: int) -> dict[str, torch.Tensor]:
             own = {name: p[row] for name, p in seed.items() if gated or not name.startswith("g.")}
             rows |= {f"slots.{kind.slot}.seed.{name}": p for name, p in own.items()}
     return rows
+
+
+@contextmanager
+def counting_products() -> Iterator[FlopCounterMode]:
+    """Torch's own count, with attention as its matrix products: torch does not count its fused attention on CPUs."""
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        yield counter

@@ -99,11 +99,14 @@ WAITS = {
     "simic/lives.py": {},
     "tamiyo/heads.py": {"check": "never in a loop"},
     "tolaria/budget.py": {},
-    "tolaria/fleet.py": {
-        "train_epoch": "once a decision, on a budget: how many steps are made",
-        "known": "once a decision",
-        "assignment": "only where seeds are switched over on request",
+    "tolaria/fleet.py": {},
+    "tolaria/measuring.py": {},
+    "tolaria/optimizer.py": {},
+    "tolaria/schedule.py": {
+        "copied": "once a decision",
+        "schedule": "only where seeds are switched over on request",
     },
+    "tolaria/training.py": {"train_epoch": "once a decision, on a budget: how many steps are made"},
     "tolaria/network.py": {"tend": "once a decision; what follows is numpy's"},
     "tolaria/env.py": {"step": "once a decision: has any life ended?"},
     "tolaria/governor.py": {"restore": "only where a host has fallen sick"},

@@ -117,7 +117,10 @@ FLAGS = {
     "recipes": "--json",
     "tasks": "--json",
     "blueprints": "--json",
-    "bench fleet": "--device --workload --hosts --seeds --precision --decisions --memory-budget --quick --json",
+    "bench fleet": "--device --workload --hosts --seeds --precision --decisions --batch --steps --validation"
+    " --memory-budget --quick --json",
+    "bench profile": "--device --workload --hosts --seeds --precision --decisions --batch --steps --validation --top"
+    " --quick --json",
     "bench ppo": "--device --learners --minibatches --hosts --decisions --quick --json",
     "bench precision": "--device --task --host --hosts --epochs --rent --json",
     "bench grow": "--device --pairs --quick --json",

@@ -47,7 +47,7 @@ def test_the_score_is_that_of_the_grown_host_on_test_data():
     other = exam_env(episode=9)  # continues where the first one ends
     assert other.test is not None
     list(islice(episode(other, PLAN, 0.02), 3))
-    measured = other.fleet.evaluate_on(other.test)
+    measured = other.fleet.evaluate(other.test)
     assert torch.equal(outcome.metric, measured.metric.float())
 
 

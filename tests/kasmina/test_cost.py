@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.cost import cost_table, epoch_cost, host_cost, seed_cost
 from esper.leyline.actions import Graft
 from esper.leyline.specs import SlotSpec, Stream
-from toys import SEEDS, SPECS, germinate, toy_trainer
+from toys import SEEDS, SPECS, counting_products, germinate, toy_trainer
 
 TOKENS = 6
 BLOCK = TOKENS * 8 * 24 + 2 * TOKENS * TOKENS * 8 + 3 * TOKENS * 8 * 8
@@ -57,7 +56,7 @@ def test_what_is_charged_is_what_torch_counts(kind, blueprint, graft):
     table = cost_table(trainer.spec, torch.device("cpu"))
     for silent in (True, False):
         assert (trainer.state.alpha[0] > 0).tolist() == [not silent, True]
-        with FlopCounterMode(display=False) as counter:
+        with counting_products() as counter:
             trainer.train_epoch()
         assert counter.get_total_flops() == 32 * int(epoch_cost(table, trainer.state).step)
         both = {name: getattr(trainer.state, name)[:, [1, 1]] for name in ("stage", "alpha")}
@@ -72,10 +71,10 @@ def test_measuring_is_charged_as_torch_counts_it(kind):
         for _ in range(4 if slot == "s0" else 0):
             trainer.decide(trainer.space.action("ADVANCE", slot=slot))
     cost = epoch_cost(trainer.costs, trainer.state)
-    with FlopCounterMode(display=False) as counter, torch.no_grad(), trainer.listening() as streams:
+    with counting_products() as counter, torch.no_grad(), trainer.listening() as streams:
         now = trainer.judged(trainer.host(trainer.task.validation.x))
     assert counter.get_total_flops() == 64 * int(cost.validation)
     norms = {group["name"]: 1.0 for group in trainer.optimizer.param_groups}
-    with FlopCounterMode(display=False) as counter:
+    with counting_products() as counter:
         trainer.examine(0.0, norms, now, streams)
     assert counter.get_total_flops() == 64 * int(cost.counterfactuals)

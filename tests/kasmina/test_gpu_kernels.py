@@ -12,7 +12,8 @@ from torch import nn
 
 from esper.kasmina.kernels import births, conv, grafts, norm, pool
 from esper.tolaria import TrainConfig
-from esper.tolaria.stack import CLIP_EPS, EPS, Stack, step
+from esper.tolaria.optimizer import CLIP_EPS, EPS, step
+from esper.tolaria.stack import Stack
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 pytestmark = [

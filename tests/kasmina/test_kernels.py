@@ -30,16 +30,18 @@ def check(stacked, alone, *inputs):
             torch.testing.assert_close(list(answers), list(gradients))
 
 
+@pytest.mark.parametrize("outputs", [6, 4, 2])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(("kernel", "space"), [((5,), (11,)), ((5,), (1,)), ((3, 3), (7, 6)), ((3, 3), (1, 1))])
-def test_convolutions(kernel, space, stride, rng):
+def test_convolutions(kernel, space, stride, outputs, rng):
+    """With more channels than they read, as many, and half as many: each takes the smaller patches."""
     conv = functional.conv1d if len(kernel) == 1 else functional.conv2d
 
     def plain(x, weight, groups=1):
         return conv(x.movedim(-1, 1), weight, None, stride, kernel[0] // 2, groups=groups).movedim(1, -1)
 
     x = torch.randn(3, 2, *space, 4, generator=rng)
-    dense, filters = torch.randn(3, *kernel, 4, 6, generator=rng), torch.randn(3, *kernel, 4, generator=rng)
+    dense, filters = torch.randn(3, *kernel, 4, outputs, generator=rng), torch.randn(3, *kernel, 4, generator=rng)
     check(lambda x, w: convolve(x, w, stride), lambda x, w: plain(x, w.movedim((-1, -2), (0, 1))), x, dense)
     check(
         lambda x, w: convolve_channels(x, w, stride),
@@ -75,7 +77,7 @@ def test_pools(space, rng):
 def test_deltas_of_seeds_grafted_in_different_ways(rng):
     host, f = torch.randn(2, 3, 2, 5, 4, generator=rng)
     g = torch.randn(3, 2, 5, 1, generator=rng)
-    for order in ([0, 1, 2], [2, 2, 1]):
+    for order in ([0, 1, 2], [2, 2, 1], [3, 1, 3], [1, 2, 3], [0, 0, 0]):
         grafts = torch.tensor(order)
         for r, graft in enumerate(order):
             row = [x[r].detach().double().requires_grad_() for x in (host, f, g)]

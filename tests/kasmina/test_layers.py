@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from esper.kasmina.layers import CausalAttention, Conv, Linear, Norm, Pool, run_rows
+from esper.kasmina.hosts import TransformerBlock, gpt_block
+from esper.kasmina.layers import CausalAttention, Conv, Embedding, Linear, Norm, Pool, run_rows
 
 
 def first(x: torch.Tensor) -> torch.Tensor:
@@ -43,12 +44,14 @@ def test_norm_keeps_half_precision_streams_but_measures_in_single(rng):
     torch.testing.assert_close(half.float(), Norm(4, space=True)(x.bfloat16().float()), rtol=0.01, atol=0.01)
 
 
-def test_causal_attention_is_torchs(rng):
+def test_causal_attention_is_a_softmax_over_the_past(rng):
     layer = CausalAttention(8, heads=2).double()
     x = torch.randn(3, 5, 8, generator=rng, dtype=torch.float64)
     q, k, v = layer.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-    mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    torch.testing.assert_close(layer(x), layer.out(mixed.transpose(1, 2).flatten(2)))
+    mixed = torch.stack(
+        [(q[:, :, [n]] @ k[:, :, : n + 1].mT / 4**0.5).softmax(-1) @ v[:, :, : n + 1] for n in range(5)], 2
+    )
+    torch.testing.assert_close(layer(x), layer.out(mixed[:, :, :, 0].transpose(1, 2).flatten(2)))
 
 
 @pytest.mark.parametrize("space", [(4, 6), (5, 7), (1, 4), (1, 1)])
@@ -65,22 +68,44 @@ class Doubled(Linear):
         return 2 * super().forward(x)
 
 
+class Wrapped(nn.Module):
+    """A module of others, which runs under vmap."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def alone_and_together(modules, x):
+    """What rows of modules compute, and what each of them computes alone."""
+    named = [dict(m.named_parameters()) for m in modules]
+    params = {name: torch.stack([of[name] for of in named]) for name in named[0]}
+    return torch.stack([m(row) for m, row in zip(modules, x, strict=True)]), run_rows(modules[0], params, x)
+
+
 @pytest.mark.parametrize(
     "build",
     [
         lambda: Linear(4, 4),
         lambda: nn.Sequential(Linear(4, 4), nn.GELU(), Norm(4, space=True)),
-        lambda: CausalAttention(4),
+        lambda: CausalAttention(4, heads=2),
+        lambda: Wrapped(CausalAttention(4, heads=2)),
+        lambda: TransformerBlock(4),
+        lambda: gpt_block(4),
         lambda: Doubled(4, 4),
         lambda: nn.Sequential(nn.Linear(4, 4), Doubled(4, 4)),
     ],
 )
 def test_rows_of_a_module_compute_what_each_computes_alone(build, rng):
     modules = [build() for _ in range(3)]
-    x = torch.randn(3, 2, 5, 4, generator=rng)
-    params = {
-        name: torch.stack([dict(m.named_parameters())[name] for m in modules])
-        for name, _ in modules[0].named_parameters()
-    }
-    together = run_rows(modules[0], params, x)
-    torch.testing.assert_close(together, torch.stack([m(row) for m, row in zip(modules, x, strict=True)]))
+    alone, together = alone_and_together(modules, torch.randn(3, 2, 5, 4, generator=rng))
+    torch.testing.assert_close(together, alone)
+
+
+def test_rows_of_embeddings_look_up_their_own_tables(rng):
+    tokens = torch.randint(7, (3, 2, 5), generator=rng)
+    alone, together = alone_and_together([Embedding(7, 6, 4) for _ in range(3)], tokens)
+    assert torch.equal(alone, together)

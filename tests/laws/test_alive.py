@@ -7,6 +7,7 @@ from esper.kasmina.blueprints import blueprint_names
 from esper.kasmina.hosts import host_kind
 from esper.leyline.actions import Graft
 from esper.tolaria import TrainConfig
+from esper.tolaria.training import train_epoch
 from planted_fleets import Sown, small_fleet, sow
 from toys import SEEDS, SPECS, plant_in_training, rows_of, toy_trainer
 
@@ -76,7 +77,7 @@ def test_in_a_fleet_newborns_learn_and_their_hosts_are_not_starved(kind, alpha):
     fleet = small_fleet(len(names), kind, config=TrainConfig(batch_size=16, optimizer="sgd", lr=0.1))
     sow(fleet, {(n, s): Sown(name, alpha, graft=Graft.GATE) for n, name in enumerate(names) for s in (0, 1)})
     before = [{name: p.clone() for name, p in rows_of(fleet, n).items()} for n in range(len(names))]
-    fleet.train_epoch()
+    train_epoch(fleet)
     still = [
         (n, name) for n in range(len(names)) for name, p in rows_of(fleet, n).items() if torch.equal(p, before[n][name])
     ]

@@ -5,15 +5,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina import LifecycleConfig
 from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage
 from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, HostTrainer, TrainConfig
-from esper.tolaria.assignment import Roomy
 from esper.tolaria.capture import Program, Programs
-from toys import CHAINS, SPECS, germinate, random_legal, rows_of, toy_task, toy_trainer
+from esper.tolaria.padding import Roomy
+from toys import CHAINS, SPECS, counting_products, germinate, random_legal, rows_of, toy_task, toy_trainer
 
 CHEAP = LifecycleConfig(lesson_every=2, measure_every=3, min_contribution=-1.0, measure_fossilized=False)
 
@@ -72,7 +71,7 @@ def test_what_cheap_lives_are_charged_is_what_torch_counts(kind):
     trainer.act(germinate(trainer, trainer.space.blueprints[0]))
     for _ in range(8):
         before = trainer.spent
-        with FlopCounterMode(display=False) as counter:
+        with counting_products() as counter:
             report = trainer.decide(trainer.space.action())
         plain = validation * int(trainer.flops_of_validation())
         assert counter.get_total_flops() == trainer.spent - before + plain
@@ -96,7 +95,7 @@ def test_fossilized_seeds_are_measured_and_paid_for_only_if_that_is_asked_for(me
         fleet.decide(torch.tensor([action] * 2))
     assert trainer.state.stage[0, 0] == fleet.state.stage[0, 0] == Stage.FOSSILIZED
     before, spent, known = trainer.spent, fleet.spent, fleet.vitals.contribution[0, 0].clone()
-    with FlopCounterMode(display=False) as counter:
+    with counting_products() as counter:
         trainer.decide(wait)
     fleet.decide(torch.tensor([wait] * 2))
     plain = len(trainer.task.validation.x) * trainer.flops_of_validation()

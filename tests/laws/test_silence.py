@@ -11,6 +11,7 @@ from esper.kasmina.hosts import host_kind
 from esper.leyline.actions import Graft
 from esper.tolaria import HostTrainer, TrainConfig
 from esper.tolaria.network import _loud
+from esper.tolaria.training import train_epoch
 from planted_fleets import Sown, small_fleet, sow
 from toys import SEEDS, SPECS, bits, germinate, plant_in_training, same_bits, toy_task, toy_trainer
 
@@ -61,7 +62,7 @@ def test_in_a_fleet_a_host_learns_as_if_its_silent_seed_were_not_there(kind):
         for row, host in enumerate(bucket.hosts.tolist()):
             if host >= 0 and (poison := seeds[host][2]) is not None:
                 bucket.stack.flat[row] = poison
-    losses = [fleet.train_epoch()[0] for fleet in (alone, holder)]
+    losses = [train_epoch(fleet)[0] for fleet in (alone, holder)]
     assert torch.equal(*losses)
     assert same_bits(alone.trunk.tensors, holder.trunk.tensors)
     assert torch.equal(alone.evaluate().loss, holder.evaluate().loss)

@@ -5,7 +5,6 @@ from itertools import product
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina import LifecycleConfig, load_model, save_model
 from esper.kasmina.cost import epoch_cost
@@ -19,7 +18,7 @@ from esper.tolaria.config import Engine
 from esper.tolaria.static_env import StaticEnv
 from esper.tolaria.training_files import load_training, save_training
 from planted_fleets import Sown, sow
-from toys import CHAINS, SPECS, bits, rows_of, same_bits, toy_task
+from toys import CHAINS, SPECS, bits, counting_products, rows_of, same_bits, toy_task
 
 PRECISIONS = {
     "float32": (torch.float32, contextlib.nullcontext),
@@ -233,12 +232,12 @@ def test_what_twins_are_charged_is_what_torch_counts(kind):
         trainer.act(action)
         trainer.begin_epoch()
         cost = epoch_cost(trainer.costs, trainer.state)
-        with FlopCounterMode(display=False) as counter:
+        with counting_products() as counter:
             train_loss, norms, _ = trainer.train_epoch()
         assert counter.get_total_flops() == 32 * int(cost.step)
         with torch.no_grad(), trainer.listening() as streams:
             now = trainer.judged(trainer.host(trainer.task.validation.x))
-        with FlopCounterMode(display=False) as counter:
+        with counting_products() as counter:
             trainer.vitals = trainer.examine(train_loss, norms, now, streams)
         assert counter.get_total_flops() == len(trainer.task.validation.x) * int(cost.counterfactuals)
 

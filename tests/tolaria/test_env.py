@@ -179,7 +179,7 @@ def test_the_test_score_is_that_of_the_life_that_ends():
     found = ends.step(WAIT[:2]).test
     lives.step(WAIT[:2])
     assert found is not None
-    assert same(found.loss, lives.fleet.evaluate_on(test).loss)
+    assert same(found.loss, lives.fleet.evaluate(test).loss)
 
 
 def test_the_same_number_gives_the_same_lives():

@@ -14,8 +14,11 @@ from esper.leyline.rng import Purpose, key, permutation
 from esper.leyline.specs import HostSpec, TaskSpec
 from esper.leyline.state import Split, Task
 from esper.tolaria import Fleet, HostTrainer, TrainConfig
-from esper.tolaria.assignment import Kind, Roomy, exact
-from esper.tolaria.fleet import Measured
+from esper.tolaria.assignment import Kind
+from esper.tolaria.measuring import Measured
+from esper.tolaria.padding import Roomy, exact
+from esper.tolaria.schedule import copied, schedule
+from esper.tolaria.training import train_epoch
 from esper.tolaria.vitals import examined
 from planted_fleets import Sown, small_fleet, sow, state_of
 from toys import SPECS, random_legal, rows_of, same_bits, toy_task, toy_trainer
@@ -117,7 +120,7 @@ def test_it_can_be_asked_what_a_host_would_be_without_some_seeds(kind):
         questions.append(both & living)
     assert any(question.sum(1).max() >= 2 for question in questions)
     for question in questions:
-        measured = fleet.switched(question)
+        measured = fleet.evaluate(switch=question)
         assert measured.contribution.isnan().all()
         for n, host in enumerate(alone):
             over = {
@@ -144,7 +147,7 @@ def test_a_single_row_never_runs_alone():
     """One row takes another path through bmm, with other bits."""
     assert [exact("seeds", count, 1 / 8) for count in range(4)] == [0, 2, 2, 3]
     fleet = sow(small_fleet(2), {(1, 0): Sown("mlp")})
-    assignment = fleet.assignment(fleet.known(), measuring=True)
+    assignment = schedule(fleet, copied(fleet), measuring=True)
     assert fleet.buckets[Kind(0, "mlp")].hosts.tolist() == [1, -1]
     assert assignment.beside.real.tolist() == [True, False]
 
@@ -238,9 +241,17 @@ def test_contributions_by_hand():
 def test_hosts_are_evaluated_on_the_data_given():
     """With their audible seeds, and without contributions."""
     fleet = guessing_fleet()
-    measured = fleet.evaluate_on(Split(torch.zeros(4, 6), torch.tensor([0, 0, 0, 2])))
+    measured = fleet.evaluate(Split(torch.zeros(4, 6), torch.tensor([0, 0, 0, 2])))
     assert measured.score.tolist() == [0.75, 0.25, 0.75, 0.75, 0.75]
     assert measured.contribution.isnan().all()
+
+
+def test_bare_hosts_are_evaluated_without_their_seeds():
+    fleet = guessing_fleet()
+    measured = fleet.evaluate(switch="bare")
+    assert measured.score.tolist() == [0.25] * 5
+    assert measured.contribution.isnan().all()
+    assert torch.equal(measured.loss, fleet.evaluate(switch=speaking(fleet.state)).loss)
 
 
 @pytest.mark.parametrize("num_slots", [1, 3, 5])
@@ -333,7 +344,7 @@ def test_a_step_size_reaches_a_host_and_its_seeds():
     fleet = sow(small_fleet(2), {(n, 0): Sown("mlp") for n in range(2)})
     before = [{name: p.clone() for name, p in rows_of(fleet, n).items()} for n in range(2)]
     fleet.learn_at(torch.tensor([0.0, 0.1], dtype=torch.float64))
-    fleet.train_epoch()
+    train_epoch(fleet)
     assert same_bits(before[0], rows_of(fleet, 0))
     assert not any(torch.equal(p, before[1][name]) for name, p in rows_of(fleet, 1).items())
 
@@ -345,7 +356,7 @@ def test_a_silent_seed_learns_the_same_alone_and_among_others():
         sow(small_fleet(3, config=config), {(n, 1): Sown("mlp") for n in hosts}) for hosts in ((1,), (0, 1, 2))
     )
     for fleet in (lone, among):
-        fleet.train_epoch()
+        train_epoch(fleet)
     assert same_bits(rows_of(lone, 1), rows_of(among, 1))
 
 

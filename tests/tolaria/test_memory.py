@@ -7,8 +7,9 @@ from torch import nn
 from esper.leyline.errors import EsperError
 from esper.tolaria import Engine, Fleet, TrainConfig
 from esper.tolaria.assignment import Kind
-from esper.tolaria.fleet import rows_of as rows_of_plan
+from esper.tolaria.assignment import rows_of as rows_of_assignment
 from esper.tolaria.memory import kept_bytes
+from esper.tolaria.schedule import copied, schedule
 from planted_fleets import Sown, sow
 from toys import SPECS, random_legal, rows_of, toy_task
 
@@ -34,7 +35,7 @@ def test_a_split_batch_gives_the_same_hosts(kind):
     needs = []
     for _ in lives(roomy):
         needs.append(
-            roomy.memory.needs(6, *rows_of_plan(roomy.assignment(roomy.known(), measuring=True)), training=True)
+            roomy.memory.needs(6, *rows_of_assignment(schedule(roomy, copied(roomy), measuring=True)), training=True)
         )
     budget = int(max(state for state, _ in needs) + 8 * max(example for _, example in needs))
     whole, split = fleet(kind, None), fleet(kind, budget)
@@ -45,7 +46,7 @@ def test_a_split_batch_gives_the_same_hosts(kind):
         for n in range(whole.num_hosts):
             ours, theirs = rows_of(split, n), rows_of(whole, n)
             assert all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-9) for name in theirs)
-    assert split.memory.chunks(6, 32, *rows_of_plan(split.assignment(split.known(), measuring=False))) >= 2
+    assert split.memory.chunks(6, 32, *rows_of_assignment(schedule(split, copied(split), measuring=False))) >= 2
 
 
 def test_less_memory_means_more_parts():

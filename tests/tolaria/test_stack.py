@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from esper.tolaria import TrainConfig
-from esper.tolaria.stack import Stack, step
+from esper.tolaria.optimizer import step
+from esper.tolaria.stack import Stack
 
 CONFIGS = {
     "adamw": TrainConfig(weight_decay=0.1, clip=2.0, betas=(0.8, 0.95)),

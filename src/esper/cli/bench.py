@@ -10,8 +10,15 @@ from esper.cli.sizes import Size
 from esper.leyline.errors import EsperError
 
 Precision = Literal["fp32", "bf16"]
-Seeds = Literal["none", "one", "full", "live"]
+Seeds = Literal["none", "one", "full", "twins", "live"]
 Learner = Literal["esper", "sb3_recurrent", "sb3_maskable"]
+
+
+def check_sizes(asked: object, *names: str) -> None:
+    """Raise an error if one of these options is given and not positive."""
+    for name in names:
+        if (size := getattr(asked, name)) is not None and size < 1:
+            raise EsperError(f"{name} must be at least 1, not {size}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +33,23 @@ class BenchFleet:
     """Device to run on: cpu or cuda."""
     workload: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = ("mnist1d",)
     """Hosts and batches to measure: mnist1d (widths 8-8-8, batch 64), tiny2d (8×8 pixels, widths 16-32-64, batch 64),
-    cifar (32×32 pixels, widths 32-64-128, batch 128), small2d (32×32 pixels, widths 8-16-32, batch 512)."""
+    cifar (32×32 pixels, widths 32-64-128, batch 128), small2d (32×32 pixels, widths 8-16-32, batch 512), tokens
+    (transformers of 4 blocks with 64 channels, context 128, batch 32)."""
     hosts: Annotated[tuple[int, ...] | None, optional("N ...", "1 4 16 64, on a GPU also 256 1024")] = None
     """Fleet sizes to measure."""
     seeds: Annotated[tuple[Seeds, ...], arg(metavar="SEEDS ...")] = ("none", "one", "full", "live")
-    """Seeds in each host: none; one; full: one in every slot; live: random legal actions in staggered episodes."""
+    """Seeds in each host: none; one; full: one in every slot; twins: a twin in every slot, for tokens; live: random
+    legal actions in staggered episodes."""
     precision: Annotated[tuple[Precision, ...] | None, optional("PRECISION ...", "fp32, on a GPU also bf16")] = None
     """Precisions to measure: fp32, bf16."""
     decisions: Annotated[int | None, optional("N", "25, on a GPU 200")] = None
     """Decisions of a live fleet."""
+    batch: Annotated[int | None, optional("N", "that of the workload")] = None
+    """Examples of a batch."""
+    steps: Annotated[int | None, optional("N", "those of the workload")] = None
+    """Training steps of an epoch."""
+    validation: Annotated[int | None, optional("N", "those of the workload")] = None
+    """Examples that hosts are evaluated on."""
     memory_budget: Annotated[Size, optional("SIZE", "no limit")] = None
     """Memory that a fleet may use, such as 2GB; batches are split until they fit."""
     quick: Flag = False
@@ -43,11 +58,52 @@ class BenchFleet:
     """Print one JSON object instead of a table."""
 
     def run(self) -> None:
+        check_sizes(self, "batch", "steps", "validation")
         if any(n < 1 for n in self.hosts or ()):
             raise EsperError(f"hosts must be positive, not {' '.join(map(str, self.hosts or ()))}")
         from esper.cli.bench_fleet import measure_fleets
 
         measure_fleets(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchProfile:
+    """Measure where the time of a fleet goes.
+
+    For every phase of a decision: operations, bytes and FLOPs; what must be computed and moved; and the share of the
+    roofline, which a matrix product and a copy of the same run define.
+    """
+
+    device: Annotated[str | None, optional("DEVICE", "the GPU if there is one")] = None
+    """Device to run on: cpu or cuda."""
+    workload: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = ("mnist1d",)
+    """Workloads to profile, those of `esper bench fleet`."""
+    hosts: int = 32
+    """Hosts of the fleet."""
+    seeds: Annotated[Seeds, arg(metavar="SEEDS")] = "live"
+    """Seeds in each host, as for `esper bench fleet`."""
+    precision: Annotated[Precision | None, optional("PRECISION", "fp32, on a GPU bf16")] = None
+    """Precision of activations: fp32, bf16."""
+    decisions: Annotated[int | None, optional("N", "12")] = None
+    """Random decisions before a live fleet is profiled."""
+    batch: Annotated[int | None, optional("N", "that of the workload")] = None
+    """Examples of a batch."""
+    steps: Annotated[int | None, optional("N", "those of the workload")] = None
+    """Training steps of an epoch."""
+    validation: Annotated[int | None, optional("N", "those of the workload")] = None
+    """Examples that hosts are evaluated on."""
+    top: int = 20
+    """Operations to list."""
+    quick: Flag = False
+    """Give a coarse answer in less than a minute on two cores."""
+    json: Flag = False
+    """Print one JSON object instead of tables."""
+
+    def run(self) -> None:
+        check_sizes(self, "hosts", "decisions", "batch", "steps", "validation", "top")
+        from esper.cli.bench_profile import measure_profiles
+
+        measure_profiles(self)
 
 
 @dataclass(frozen=True, kw_only=True)

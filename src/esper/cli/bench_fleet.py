@@ -5,7 +5,6 @@ import json as json_module
 import resource
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from esper.cli.workloads import WORKLOADS, Plain, Workload, elapsed, make_fleet,
 from esper.leyline.errors import unknown
 from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv
 from esper.tolaria.governor import snapshot
+from esper.tolaria.training import train_epoch
 
 COLUMNS = {
     "workload": "workload",
@@ -69,9 +69,8 @@ class Bench:
         return torch.cuda.get_device_name() if self.cuda else f"CPU, {torch.get_num_threads()} threads"
 
     def measure(self, name: str) -> None:
-        workload = WORKLOADS[name]
-        if self.asked.quick:
-            workload = replace(workload, train=8 * workload.batch, validation=128)
+        asked, workload = self.asked, WORKLOADS[name]
+        workload = (workload.coarse() if asked.quick else workload).resized(asked.batch, asked.steps, asked.validation)
         for precision in dict.fromkeys(("fp32", *self.precisions)):
             self.measure_plain(name, workload, precision)
         for hosts in self.hosts:
@@ -103,11 +102,11 @@ class Bench:
             rate = more.pop("rate")
         else:
             fleet = make_fleet(workload, hosts, engine)
-            planted(fleet, {"none": 0, "one": 1, "full": len(fleet.space.slots)}[seeds])
-            epoch = timed(fleet.train_epoch, self.device, self.seconds, warm=1 if self.cuda else 0).seconds
+            planted(fleet, {"none": 0, "one": 1}.get(seeds, len(fleet.space.slots)), twins=seeds == "twins")
+            epoch = timed(partial(train_epoch, fleet), self.device, self.seconds, warm=1 if self.cuda else 0).seconds
             copying = elapsed(partial(snapshot, fleet, fleet.evaluate()), self.device)
             more = {"snapshot_share": round(copying / epoch, 4)}
-            more |= self.busy(fleet.train_epoch, epoch)
+            more |= self.busy(partial(train_epoch, fleet), epoch)
             rate = samples / epoch
         if fleet.programs is not None:
             found = fleet.programs.hits + fleet.programs.misses

@@ -57,6 +57,7 @@ COMMANDS: dict[str, Command | Group] = {
         "Measure the speed of this machine.",
         {
             "fleet": Command("bench", "BenchFleet", "Measure how fast hosts train, one by one and as a fleet."),
+            "profile": Command("bench", "BenchProfile", "Measure where the time of a fleet goes."),
             "ppo": Command("bench", "BenchPPO", "Measure one PPO update beside those of sb3-contrib."),
             "precision": Command("bench", "BenchPrecision", "Compare bf16 with fp32 on equal hosts; needs a GPU."),
             "grow": Command("bench", "BenchGrow", "Measure what growth costs a training step while nothing grows."),

@@ -10,7 +10,7 @@ from esper.leyline.rng import Purpose, key, uniform
 from esper.leyline.state import Signals
 from esper.tolaria import EnvConfig, Fleet, FleetEnv
 from esper.tolaria.env import EnvState, Good, choose
-from esper.tolaria.fleet import Measured
+from esper.tolaria.measuring import Measured
 
 
 class Lives(FleetEnv):

@@ -149,11 +149,13 @@ def _counted(module: nn.Module, x: Tensor) -> PassCost:
 
 def _passes(module: nn.Module, x: Tensor, to_weights: bool = False, to_input: bool = False) -> int:
     """Count a forward pass, and a backward pass to the weights and to the input, if they are wanted."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
     module.requires_grad_(to_weights)
     x, is_trained = x.clone().requires_grad_(to_input), to_weights or to_input
-    with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(is_trained):
+    plain = sdpa_kernel(SDPBackend.MATH)  # attention counts as its products on every device alike
+    with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(is_trained), plain:
         out = module(x)
         if is_trained:
             out.sum().backward()

@@ -10,7 +10,20 @@ from torch import Tensor, nn
 from esper.kasmina.birth import load_newborn
 from esper.kasmina.blueprints.twins import blocks
 from esper.kasmina.host import Host
-from esper.kasmina.layers import CausalAttention, Conv, Embedding, Linear, MeanOverSpace, Norm, Pool, Residual
+from esper.kasmina.layers import (
+    CausalAttention,
+    Conv,
+    Embedding,
+    Linear,
+    MeanOverSpace,
+    Norm,
+    Params,
+    Pool,
+    Residual,
+    RowLayer,
+    run_rows,
+    under,
+)
 from esper.leyline.errors import EsperError, unknown
 from esper.leyline.rng import Purpose, isolated, key
 from esper.leyline.specs import HostSpec, Stream
@@ -46,7 +59,7 @@ def cnn2d(spec: HostSpec) -> list[nn.Module]:
     return [*blocks, nn.Sequential(MeanOverSpace(), Linear(channels[-1], spec.outputs))]
 
 
-class TransformerBlock(nn.Module):
+class TransformerBlock(RowLayer):
     """A pre-norm transformer block: causal attention and an MLP, each with a residual connection."""
 
     def __init__(self, width: int) -> None:
@@ -59,6 +72,10 @@ class TransformerBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(x)
         return x + self.mlp(x)
+
+    def rows(self, params: Params, x: Tensor) -> Tensor:
+        x = x + run_rows(self.attention, under("attention.", params), x)
+        return x + run_rows(self.mlp, under("mlp.", params), x)
 
 
 def transformer(spec: HostSpec, block: Callable[[int], nn.Module] = TransformerBlock) -> list[nn.Module]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from esper.kasmina.kernels import along, convolve, convolve_channels, group_norm, max_pool
+from esper.kasmina.kernels import along, causal_attention, convolve, convolve_channels, group_norm, max_pool
 
 Params = dict[str, Tensor]
 
@@ -113,7 +113,7 @@ class Norm(RowLayer):
         return out.relu() if self.relu else out
 
 
-class Embedding(Layer):
+class Embedding(RowLayer):
     """The sum of a token embedding and a position embedding."""
 
     def __init__(self, tokens: int, positions: int, channels: int) -> None:
@@ -121,11 +121,16 @@ class Embedding(Layer):
         self.token = self.draw("token", (tokens, channels), 0.1)
         self.position = self.draw("position", (positions, channels), 0.1)
 
+    def rows(self, params: Params, x: Tensor) -> Tensor:
+        table, position = params["token"], params["position"][:, None, : x.shape[-1]]
+        first = torch.arange(len(table), device=x.device).view(-1, *[1] * (x.ndim - 1)) * table.shape[1]
+        return functional.embedding(x + first, table.flatten(0, 1)) + position
+
     def forward(self, x: Tensor) -> Tensor:
         return functional.embedding(x, self.token) + self.position[: x.shape[-1]]
 
 
-class CausalAttention(Layer):
+class CausalAttention(RowLayer):
     """Causal self-attention. With `zero`, its output projection starts at zero.
 
     Queries, keys and values have no bias: the softmax cancels that of the keys.
@@ -137,12 +142,18 @@ class CausalAttention(Layer):
         self.qkv = Linear(channels, 3 * channels, bias=False)
         self.out = Linear(channels, channels, zero=zero)
 
+    def rows(self, params: Params, x: Tensor) -> Tensor:
+        return self.out.rows(under("out.", params), self.mixed(self.qkv.rows(under("qkv.", params), x)))
+
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # B heads L c
-        future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
-        logits = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
-        mixed = logits.masked_fill(future, -torch.inf).softmax(-1) @ v
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        return self.out(self.mixed(self.qkv(x)))
+
+    def mixed(self, qkv: Tensor) -> Tensor:
+        """Mix the values of (..., L, 3 * C) for all heads of all examples, those of other rows included, at once."""
+        *examples, length, _ = qkv.shape
+        q, k, v = qkv.view(-1, length, 3, self.heads, qkv.shape[-1] // 3 // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = causal_attention(q, k, v)  # B heads L c
+        return mixed.transpose(1, 2).reshape(*examples, length, -1)
 
 
 class Pool(RowLayer):

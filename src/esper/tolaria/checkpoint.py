@@ -9,9 +9,9 @@ from torch import Tensor
 
 from esper.leyline.tensor_files import Tensors, fields_of, fits, flatten, match, unflatten
 from esper.tolaria.assignment import Kind
+from esper.tolaria.bucket import Bucket
 from esper.tolaria.env import FleetEnv
 from esper.tolaria.fleet import Fleet
-from esper.tolaria.network import Bucket
 
 HOSTS = ("rng_seeds", "epoch", "lr", "seed_lr", "state", "vitals")
 

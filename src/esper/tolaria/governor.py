@@ -15,7 +15,8 @@ from torch import Tensor
 from esper.leyline.errors import EsperError
 from esper.leyline.state import SlotState, Vitals
 from esper.tolaria.assignment import Kind
-from esper.tolaria.fleet import Fleet, Measured
+from esper.tolaria.fleet import Fleet
+from esper.tolaria.measuring import Measured
 
 
 @dataclass(frozen=True, kw_only=True)

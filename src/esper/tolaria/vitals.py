@@ -8,10 +8,12 @@ from torch import Tensor
 
 from esper.kasmina.lifecycle import incubating, speaking
 from esper.leyline.state import NO_BLUEPRINT, Vitals
-from esper.tolaria.assignment import upload
+from esper.tolaria.transfer import upload
 
 if TYPE_CHECKING:
-    from esper.tolaria.fleet import Fleet, Measured, Norms
+    from esper.tolaria.fleet import Fleet
+    from esper.tolaria.measuring import Measured
+    from esper.tolaria.training import Norms
 
 
 def examined(fleet: "Fleet", train_loss: Tensor, norms: "Norms", pulls: Tensor, measured: "Measured") -> Vitals:

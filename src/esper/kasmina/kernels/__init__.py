@@ -4,6 +4,7 @@ A row holds the data of one module: there is one row for a module alone, and one
 independent.
 """
 
+from esper.kasmina.kernels.attention import causal_attention
 from esper.kasmina.kernels.births import draw
 from esper.kasmina.kernels.conv import convolve, convolve_channels
 from esper.kasmina.kernels.grafts import any_delta
@@ -14,6 +15,7 @@ from esper.kasmina.kernels.rows import along, compiling, usable
 __all__ = [
     "along",
     "any_delta",
+    "causal_attention",
     "compiling",
     "convolve",
     "convolve_channels",

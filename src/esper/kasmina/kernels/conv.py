@@ -53,7 +53,11 @@ class _Conv(RowFunction):
             from esper.kasmina.kernels import gpu
 
             return gpu.conv(dense(x), dense(weight), stride)
-        return (_patches(x, weight.shape[1:-2], stride) @ weight.flatten(1, -2)).unflatten(1, _after(x, stride))
+        *kernel, inner, outer = weight.shape[1:]
+        if stride == 1 and inner >= 2 * outer:  # products with all taps are smaller than patches
+            seen = x.flatten(1, -2) @ _mirrored(weight)
+            return _scattered(seen.view(*x.shape[:-1], *kernel, outer), (*x.shape[:-1], outer), kernel, stride)
+        return (_patches(x, kernel, stride) @ weight.flatten(1, -2)).unflatten(1, _after(x, stride))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
@@ -78,6 +82,8 @@ class _ConvBackward(RowFunction):
                 gpu.conv_for_input(grad, weight, stride, x.shape) if for_x else None,
                 gpu.conv_for_weight(grad, x, weight, stride) if for_weight else None,
             )
+        if for_x and for_weight and stride == 1 and weight.shape[-1] <= weight.shape[-2]:
+            return _both_from_patches(grad, x, weight)
         flat, kernel = grad.flatten(1, -2), weight.shape[1:-2]
         into_x = into_weight = None
         if for_x:
@@ -90,6 +96,23 @@ class _ConvBackward(RowFunction):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         pass
+
+
+def _both_from_patches(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Multiply the patches of the output's gradient with both factors, instead of scattering and of patching x.
+
+    They are the smaller patches, since the output has no more channels than the input.
+    """
+    kernel = weight.shape[1:-2]
+    taps = tuple(range(1, 1 + len(kernel)))
+    patches = _patches(grad, kernel, 1)  # R (B positions) (taps O)
+    into_weight = (x.flatten(1, -2).mT @ patches).view(len(x), -1, *kernel, grad.shape[-1])
+    return (patches @ _mirrored(weight).mT).view(x.shape), into_weight.movedim(1, -2).flip(taps)
+
+
+def _mirrored(weight: Tensor) -> Tensor:
+    """Return the weights as matrices (R, C, taps * O), with the taps in reverse order."""
+    return weight.flip(tuple(range(1, weight.ndim - 2))).movedim(-2, 1).flatten(2)
 
 
 class _Depthwise(RowFunction):

@@ -2,6 +2,7 @@
 
 # pyright: reportIncompatibleMethodOverride=false
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ class _Delta(RowFunction):
             from esper.kasmina.kernels import gpu
 
             return gpu.delta(graft, host.contiguous(), f.contiguous(), g.contiguous())
+        if f.device.type == "cpu":
+            return _forward_by_kind(graft, host, f, g)
         add, multiply, gate, _ = (_shaped(graft == kind, f) for kind in Graft)
         added = torch.where(add, f, torch.where(gate, torch.sigmoid(g) * f, f - host))
         return torch.where(multiply, host * torch.tanh(f), added)
@@ -43,6 +46,8 @@ class _DeltaBackward(RowFunction):
             from esper.kasmina.kernels import gpu
 
             return gpu.delta_backward(*(x.contiguous() for x in (grad, graft, host, f, g)))
+        if f.device.type == "cpu":
+            return _backward_by_kind(grad, graft, host, f, g)
         _, multiply, gate, replace = (_shaped(graft == kind, f) for kind in Graft)
         bent, opened = torch.tanh(f), torch.sigmoid(g)
         into_f = torch.where(gate, grad * opened, torch.where(multiply, grad * host * (1 - bent * bent), grad))
@@ -53,6 +58,46 @@ class _DeltaBackward(RowFunction):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         pass
+
+
+def _forward_by_kind(graft: Tensor, host: Tensor, f: Tensor, g: Tensor) -> Tensor:
+    """Compute for each row what its graft needs, and nothing else: a CPU can read which rows these are."""
+    out, opened = f.clone(memory_format=torch.contiguous_format), torch.sigmoid(g)
+    for kind in (Graft.MULTIPLY, Graft.GATE, Graft.REPLACE):
+        for rows in _runs(graft, kind):
+            if kind is Graft.MULTIPLY:
+                out[rows].tanh_().mul_(host[rows])
+            elif kind is Graft.GATE:
+                out[rows].mul_(opened[rows])
+            else:
+                out[rows].sub_(host[rows])
+    return out
+
+
+def _backward_by_kind(grad: Tensor, graft: Tensor, host: Tensor, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    into_f = grad.clone(memory_format=torch.contiguous_format)
+    into_host, into_g, opened = torch.zeros_like(into_f), g.new_zeros(g.shape), torch.sigmoid(g)
+    for rows in _runs(graft, Graft.MULTIPLY):
+        bent = torch.tanh(f[rows])
+        torch.mul(grad[rows], bent, out=into_host[rows])
+        into_f[rows].mul_(host[rows]).mul_(bent.square_().neg_().add_(1))
+    for rows in _runs(graft, Graft.GATE):
+        into_f[rows].mul_(opened[rows])
+        into_g[rows] = (grad[rows] * f[rows]).sum(-1, keepdim=True) * opened[rows] * (1 - opened[rows])
+    for rows in _runs(graft, Graft.REPLACE):
+        torch.neg(grad[rows], out=into_host[rows])
+    return into_host, into_f, into_g
+
+
+def _runs(graft: Tensor, kind: Graft) -> Iterator[slice]:
+    """Yield the runs of neighbouring rows of one kind, as slices."""
+    start = None
+    for row, is_kind in enumerate([*(graft == kind).tolist(), False]):
+        if is_kind and start is None:
+            start = row
+        elif not is_kind and start is not None:
+            yield slice(start, row)
+            start = None
 
 
 def _shaped(rows: Tensor, like: Tensor) -> Tensor:

@@ -18,12 +18,12 @@ class RowFunction(Function):
     @classmethod
     def of(cls, *inputs: Any) -> Any:
         """Call `apply`, but outside torch.func skip its binding of arguments, which takes 0.1 ms on a CPU."""
-        return cls.apply(*inputs) if _transformed() else super(Function, cls).apply(*inputs)  # pyright: ignore
+        return cls.apply(*inputs) if transformed() else super(Function, cls).apply(*inputs)  # pyright: ignore
 
     @classmethod
     def once(cls, *inputs: Any) -> Any:
         """Call a backward function, which is not differentiated itself."""
-        return cls.apply(*inputs) if _transformed() else cls.forward(*inputs)
+        return cls.apply(*inputs) if transformed() else cls.forward(*inputs)
 
     @classmethod
     def vmap(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -46,7 +46,7 @@ class RowFunction(Function):
         return unstacked(out), 0
 
 
-def _transformed() -> bool:
+def transformed() -> bool:
     """Return whether vmap or another transform of torch.func is active."""
     return torch._C._are_functorch_transforms_active()
 
@@ -63,7 +63,7 @@ def dense(x: Tensor) -> Tensor:
 
 def alone(*tensors: Tensor) -> bool:
     """Return whether there is a single row without a GPU kernel: then torch's own operations are faster."""
-    return len(tensors[0]) == 1 and not _transformed() and not usable(*tensors)
+    return len(tensors[0]) == 1 and not transformed() and not usable(*tensors)
 
 
 def usable(*tensors: Tensor) -> bool:
