@@ -71,7 +71,7 @@ def forget(done: str, begun: str) -> None:
 
 
 class Here:
-    """Workers that are this process: the jobs are called one after the other, at most `lives` of them."""
+    """Executor in this process: the jobs are called one after the other, at most `lives` of them."""
 
     at_once = 1
 

@@ -149,10 +149,10 @@ def test_cores_are_shared_by_the_jobs(monkeypatch):
     monkeypatch.setattr("esper.cli.many.visible_gpus", lambda: ["0", "1"])
 
     def shared(many: Many, count: int, device: str) -> tuple:
-        workers = many.workers(count, device)
-        assert isinstance(workers, Processes)
-        workers.close()
-        return workers.at_once, workers.threads, list(workers.gpus)
+        executor = many.executor(count, device)
+        assert isinstance(executor, Processes)
+        executor.close()
+        return executor.at_once, executor.threads, list(executor.gpus)
 
     assert shared(Many(), 5, "cpu") == (5, 1, [])
     assert shared(Many(), 20, "cpu") == (8, 1, [])
@@ -161,7 +161,7 @@ def test_cores_are_shared_by_the_jobs(monkeypatch):
     assert shared(Many(), 12, "cuda") == (12, 1, ["0", "1"])
     assert shared(Many(), 3, "cuda:1") == (3, 2, []), "who names a GPU gets that one"
     with pytest.raises(EsperError, match="device must be cuda with --ray"):
-        Many(cluster=Cluster(ray=True)).workers(3, "cuda:1")
+        Many(cluster=Cluster(ray=True)).executor(3, "cuda:1")
 
 
 def test_the_board_shows_what_running_jobs_said_last(tmp_path):

@@ -17,7 +17,7 @@ from esper.cli.cluster import Cluster
 from esper.cli.console import literal_console
 from esper.cli.flags import optional
 from esper.cli.stopping import stopping
-from esper.jobs import Job, Workers, run_jobs
+from esper.jobs import Executor, Job, run_jobs
 from esper.leyline.errors import EsperError
 
 
@@ -47,7 +47,7 @@ class Many:
             if value:
                 raise EsperError(f"{flag} is for many jobs: add {needed}")
 
-    def workers(self, count: int, device: str) -> Workers:
+    def executor(self, count: int, device: str) -> Executor:
         """Return what carries out so many jobs on a device."""
         at_once, threads = self.shares(count, device)
         if self.cluster.ray:
@@ -72,7 +72,7 @@ class Many:
             yield from jobs
             return
         with stopping() as stop, shown(jobs, literal_console(stderr=True)) as board:
-            yield from run_jobs(jobs, self.workers(len(jobs), device), board.tell, stop)
+            yield from run_jobs(jobs, self.executor(len(jobs), device), board.tell, stop)
 
     def sharing(self, count: int, device: str) -> int:
         """Return how many of so many jobs share a GPU."""

@@ -58,7 +58,7 @@ class Ending(NamedTuple):
 
 
 @runtime_checkable
-class Workers(Protocol):
+class Executor(Protocol):
     """What carries out jobs: processes of this machine, or tasks of Ray."""
 
     at_once: int

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from esper.jobs.records import Ending, Job, Workers
+from esper.jobs.records import Ending, Executor, Job
 from esper.leyline.errors import EsperError
 
 ATTEMPTS = 4
@@ -73,7 +73,7 @@ class Agenda:
 
 def run_jobs(
     jobs: Sequence[Job],
-    workers: Workers,
+    executor: Executor,
     tell: Tell = lambda job, said: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Job]:
@@ -81,7 +81,7 @@ def run_jobs(
 
     Args:
         jobs: What to do, each job after those that it names.
-        workers: What carries them out; closed in the end.
+        executor: What carries them out; closed in the end.
         tell: Called when a job begins, ends, fails or is tried again.
         stop: Whether to stop. What is being done is then interrupted, and not all jobs are yielded.
 
@@ -93,19 +93,19 @@ def run_jobs(
         yield from agenda.found()
         while agenda.running or (agenda.waiting and not stop()):
             if stop() and not interrupted:
-                workers.interrupt()
+                executor.interrupt()
                 interrupted = True
-            while not stop() and len(agenda.running) < workers.at_once and (job := agenda.next()):
+            while not stop() and len(agenda.running) < executor.at_once and (job := agenda.next()):
                 tell(job, "begins")
-                workers.start(job)
+                executor.start(job)
             if not agenda.running:
                 break
-            for ending in workers.ended(TICK):
+            for ending in executor.ended(TICK):
                 said = agenda.note(ending)
                 tell(ending.job, "stopped" if ending.why and stop() else said)
                 if not ending.why:
                     yield ending.job
     finally:
-        workers.close()
+        executor.close()
     if not stop():
         agenda.require_no_failure()
