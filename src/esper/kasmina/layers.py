@@ -12,6 +12,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from esper.kasmina.kernels import along, causal_attention, convolve, convolve_channels, group_norm, max_pool
+from esper.leyline.errors import EsperError
 
 Params = dict[str, Tensor]
 
@@ -146,6 +147,8 @@ class CausalAttention(RowLayer):
         return self.out.rows(under("out.", params), self.mixed(self.qkv.rows(under("qkv.", params), x)))
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 3:
+            raise EsperError(f"attention needs examples, positions and channels, not the shape {tuple(x.shape)}")
         return self.out(self.mixed(self.qkv(x)))
 
     def mixed(self, qkv: Tensor) -> Tensor:
