@@ -57,11 +57,11 @@ def here(monkeypatch) -> list[Here]:
     """What plays the parts, call by call: this process; its first call ends after 4 parts, its second after 5 more."""
     used: list[Here] = []
 
-    def workers(self: Many, count: int, device: str) -> Here:
+    def executor(self: Many, count: int, device: str) -> Here:
         used.append(Here((4, 5, 10**6)[min(len(used), 2)]))
         return used[-1]
 
-    monkeypatch.setattr(Many, "workers", workers)
+    monkeypatch.setattr(Many, "executor", executor)
     monkeypatch.setattr("esper.recipes.config.gc.collect", lambda: 0)  # once for every part, and slow among many tests
     return used
 

@@ -26,7 +26,7 @@ SMOKE = recipe("smoke")
 def lives(monkeypatch) -> list[int]:
     """How many jobs each call of a search lives to do, in this process; the rest live long."""
     left: list[int] = []
-    monkeypatch.setattr(Many, "workers", lambda self, count, device: Here(left.pop(0) if left else 10**6))
+    monkeypatch.setattr(Many, "executor", lambda self, count, device: Here(left.pop(0) if left else 10**6))
     monkeypatch.setattr("esper.recipes.config.gc.collect", lambda: 0)
     return left
 

@@ -175,7 +175,7 @@ def test_an_exam_through_ray_is_that_of_one_process(ray, tmp_path, capsys):
 @needs_ray
 def test_ray_tune_stops_trials_and_tells_the_numbers_of_local_ones(ray, tmp_path, monkeypatch):
     """A search that is called again trains nothing again, and lets no trial go on that was stopped."""
-    monkeypatch.setattr(Many, "workers", lambda self, count, device: Here())
+    monkeypatch.setattr(Many, "executor", lambda self, count, device: Here())
     command = ["tune", "smoke", "--over", "learn.ppo.lr=1e-4,1e-2", *SMALL, "--learn.updates", "4", "--first", "2"]
     command += ["--factor", "2", "--run-dir"]
     address = ray.get_runtime_context().gcs_address
