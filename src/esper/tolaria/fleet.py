@@ -14,6 +14,7 @@ from esper.kasmina.lifecycle import apply, empty_slots, legal, tick, unmeasured
 from esper.leyline.errors import EsperError
 from esper.leyline.specs import HostSpec
 from esper.leyline.state import NO_BLUEPRINT, SlotState, Split, Task, Vitals
+from esper.tolaria.allocator import keep_freed_memory
 from esper.tolaria.assignment import Kind
 from esper.tolaria.bucket import Bucket
 from esper.tolaria.capture import Programs
@@ -68,6 +69,8 @@ class Fleet:
         check_fit(spec, task, config)
         self.spec, self.config, self.lifecycle, self.engine = spec, config, lifecycle, engine
         self.device = engine.place()
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.task, self.objective, self.num_outputs = task.spec, task.spec.objective, task.spec.outputs
         self.train_data, self.validation_data = (
             resident(data, self.device, engine.compute) for data in (task.train, task.validation)
