@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from esper.kasmina.kernels import births, conv, grafts, norm, pool
+from esper.kasmina.kernels import along, births, conv, grafts, norm, pool
 from esper.tolaria import TrainConfig
 from esper.tolaria.optimizer import CLIP_EPS, EPS, step
 from esper.tolaria.stack import Stack
@@ -22,6 +22,8 @@ pytestmark = [
 ]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CONVOLUTIONS = [
+    ((16, 16), (3, 3), 3, 8, 3),
+    ((6, 5), (7, 7), 2, 4, 3),
     ((11,), (5,), 1, 8, 70),
     ((20,), (5,), 8, 32, 12),
     ((8,), (5,), 20, 6, 40),
@@ -40,7 +42,7 @@ def close(ours, plain, dtype):
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
     for a, b in zip(ours, plain, strict=True):
         scale = b.float().abs().max()
-        torch.testing.assert_close(a.float().cpu() / scale, b.float() / scale, rtol=0, atol=tolerance)
+        torch.testing.assert_close(a.float().cpu() / scale.cpu(), b.float().cpu() / scale.cpu(), rtol=0, atol=tolerance)
 
 
 def on_device(tensors, dtype=None):
@@ -61,12 +63,16 @@ def test_convolutions(space, kernel, inputs, outputs, batch, stride, dtype):
         for t in (drawn(3, batch, *space, inputs), drawn(3, *kernel, inputs, outputs), drawn(3, *kernel, inputs))
     )
     wide = [t.float() for t in (x, weight, filters)]
-    out = conv._Conv.forward(*wide[:2], stride)
-    grad = drawn(*out.shape).to(dtype)
-    plain = out, *conv._ConvBackward.forward(grad.float(), *wide[:2], stride, True, True)
-    a, w, f, g = on_device((x, weight, filters, grad))
-    ours = gpu.conv(a, w, stride), gpu.conv_for_input(g, w, stride, a.shape), gpu.conv_for_weight(g, a, w, stride)
-    close(ours, plain, dtype)
+    bias = drawn(3, outputs).to(dtype)
+    bare = conv._Conv.forward(*wide[:2], None, stride)
+    grad = drawn(*bare.shape).to(dtype)
+    into = conv._ConvBackward.forward(grad.float(), *wide[:2], stride, True, True, False)[:2]
+    plain = bare, bare + along(bias.float(), bare), *into, grad.float().flatten(1, -2).sum(1)
+    a, w, f, b, g = on_device((x, weight, filters, bias, grad))
+    with_bias = gpu.conv(a, w, stride, b)
+    into = gpu.conv_for_input(g, w, stride, a.shape), *gpu.conv_for_weight(g, a, w, stride, bias=True)
+    close((gpu.conv(a, w, stride), with_bias, *into), plain, dtype)
+    close(gpu.conv_for_weight(g, a, w, stride)[:1], into[1:2], dtype)
     out = conv._Depthwise.forward(wide[0], wide[2], stride)
     grad = drawn(*out.shape).to(dtype)
     plain = out, *conv._DepthwiseBackward.forward(grad.float(), wide[0], wide[2], stride)
@@ -91,6 +97,25 @@ def test_norms(space, channels, groups, relu, dtype):
     ours = gpu.norm(*on_device((x, weight, bias)), groups, relu, norm.EPS)
     into = gpu.norm_backward(*on_device((grad, x, weight, bias)), *ours[1:], groups, relu)
     close((*ours, *into), plain, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("space", "channels", "groups"), [((4, 6), 8, 2), ((2, 2), 6, 1), ((8, 8), 64, 2), ((16, 16), 5, 1)]
+)
+def test_norms_with_pools(space, channels, groups, dtype):
+    from esper.kasmina.kernels import gpu
+
+    x, weight, bias = (t.to(dtype) for t in (drawn(3, 4, *space, channels) + 2, drawn(3, channels), drawn(3, channels)))
+    a, w, b = on_device((x, weight, bias))
+    assert gpu.pools(a, groups)
+    normed, mean, scale = gpu.norm(a, w, b, groups, True, norm.EPS)
+    pooled = gpu.pool(normed, (2, 2))
+    (grad,) = on_device((drawn(*pooled.shape).to(dtype),))
+    into = gpu.norm_backward(gpu.pool_backward(grad, normed, (2, 2)), a, w, b, mean, scale, groups, True)
+    ours = gpu.norm_pool(a, w, b, groups, norm.EPS)
+    back = gpu.norm_pool_backward(grad, a, w, b, *ours[1:], groups)
+    close((*ours, *back), [t.cpu() for t in (pooled, mean, scale, *into)], dtype)
 
 
 @pytest.mark.parametrize(("space", "sides"), [((4, 6), (2, 2)), ((5, 7), (2, 2)), ((1, 4), (1, 2)), ((7, 1), (2, 1))])

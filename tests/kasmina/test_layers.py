@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from esper.kasmina.hosts import TransformerBlock, gpt_block
-from esper.kasmina.layers import CausalAttention, Conv, Embedding, Linear, Norm, Pool, run_rows
+from esper.kasmina.layers import CausalAttention, Conv, Embedding, Linear, Norm, NormPool, run_rows
 
 
 def first(x: torch.Tensor) -> torch.Tensor:
@@ -55,10 +55,14 @@ def test_causal_attention_is_a_softmax_over_the_past(rng):
 
 
 @pytest.mark.parametrize("space", [(4, 6), (5, 7), (1, 4), (1, 1)])
-def test_pool_is_max_pool_where_there_is_something_to_pool(space, rng):
-    x = torch.randn(2, *space, 3, generator=rng)
+def test_norm_pools_where_there_is_something_to_pool(space, rng):
+    pooling, plain = NormPool(8), Norm(8, space=True, relu=True)
+    for name, p in pooling.named_parameters():
+        p.data.uniform_(-1, 1, generator=rng)
+        plain.get_parameter(name).data.copy_(p)
+    x = torch.randn(2, *space, 8, generator=rng)
     kernel = tuple(2 if side > 1 else 1 for side in space)
-    assert torch.equal(first(Pool()(x)), nn.functional.max_pool2d(first(x), kernel))
+    assert torch.equal(first(pooling(x)), nn.functional.max_pool2d(first(plain(x)), kernel))
 
 
 class Doubled(Linear):

@@ -17,8 +17,8 @@ from esper.kasmina.layers import (
     Linear,
     MeanOverSpace,
     Norm,
+    NormPool,
     Params,
-    Pool,
     Residual,
     RowLayer,
     run_rows,
@@ -52,10 +52,7 @@ def cnn1d(spec: HostSpec) -> list[nn.Module]:
 def cnn2d(spec: HostSpec) -> list[nn.Module]:
     """Return a 2-D CNN: one convolution with norm, ReLU and max-pooling per width, then mean pooling and a head."""
     channels = (spec.inputs[-1], *spec.widths)
-    blocks = [
-        nn.Sequential(Conv(a, b, (3, 3), bias=False), Norm(b, space=True, relu=True), Pool())
-        for a, b in pairwise(channels)
-    ]
+    blocks = [nn.Sequential(Conv(a, b, (3, 3), bias=False), NormPool(b)) for a, b in pairwise(channels)]
     return [*blocks, nn.Sequential(MeanOverSpace(), Linear(channels[-1], spec.outputs))]
 
 

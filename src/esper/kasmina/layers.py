@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from esper.kasmina.kernels import along, causal_attention, convolve, convolve_channels, group_norm, max_pool
+from esper.kasmina.kernels import along, causal_attention, convolve, convolve_channels, group_norm, norm_pool
 from esper.leyline.errors import EsperError
 
 Params = dict[str, Tensor]
@@ -88,7 +88,9 @@ class Conv(RowLayer):
 
     def rows(self, params: Params, x: Tensor) -> Tensor:
         weight, bias = params["weight"], params.get("bias")
-        out = (convolve_channels if self.depthwise else convolve)(x, weight, self.stride)
+        if not self.depthwise:
+            return convolve(x, weight, self.stride, bias)
+        out = convolve_channels(x, weight, self.stride)
         return out if bias is None else out + along(bias, out)
 
 
@@ -112,6 +114,19 @@ class Norm(RowLayer):
         out = functional.layer_norm(x, x.shape[-1:])
         out = torch.addcmul(along(bias, x), out, along(weight, x)).to(out.dtype)
         return out.relu() if self.relu else out
+
+
+class NormPool(Norm):
+    """A group norm of images over all positions, a ReLU and a 2×2 max-pooling, in one pass over memory.
+
+    An odd last row or column is dropped; a side of 1 is kept.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, space=True, relu=True)
+
+    def rows(self, params: Params, x: Tensor) -> Tensor:
+        return norm_pool(x, params["weight"], params["bias"], self.groups)
 
 
 class Embedding(RowLayer):
@@ -157,14 +172,6 @@ class CausalAttention(RowLayer):
         q, k, v = qkv.view(-1, length, 3, self.heads, qkv.shape[-1] // 3 // self.heads).permute(2, 0, 3, 1, 4)
         mixed = causal_attention(q, k, v)  # B heads L c
         return mixed.transpose(1, 2).reshape(*examples, length, -1)
-
-
-class Pool(RowLayer):
-    """A 2×2 max-pooling of images. An odd last row or column is dropped; a side of 1 is kept."""
-
-    def rows(self, params: Params, x: Tensor) -> Tensor:
-        height, width = (2 if side > 1 else 1 for side in x.shape[2:4])
-        return max_pool(x, height, width) if height * width > 1 else x
 
 
 class MeanOverSpace(RowLayer):

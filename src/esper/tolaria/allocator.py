@@ -7,7 +7,7 @@ from functools import cache
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
 """Options of glibc's `mallopt`."""
 OPTIONS = {MMAP_THRESHOLD: 2**30, TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: 2**26}
-"""Bytes: from where on a tensor gets pages of its own, how much freed memory may stay, how much is asked for at once."""
+"""Bytes from which a tensor gets pages of its own, that may stay freed, and that are asked for at once."""
 
 
 @cache

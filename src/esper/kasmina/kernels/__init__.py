@@ -9,6 +9,7 @@ from esper.kasmina.kernels.births import draw
 from esper.kasmina.kernels.conv import convolve, convolve_channels
 from esper.kasmina.kernels.grafts import any_delta
 from esper.kasmina.kernels.norm import group_norm
+from esper.kasmina.kernels.norm_pool import norm_pool
 from esper.kasmina.kernels.pool import max_pool
 from esper.kasmina.kernels.rows import along, compiling, usable
 
@@ -22,5 +23,6 @@ __all__ = [
     "draw",
     "group_norm",
     "max_pool",
+    "norm_pool",
     "usable",
 ]

@@ -14,15 +14,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esper.kasmina.kernels.rows import RowFunction, alone, dense, usable
+from esper.kasmina.kernels.rows import RowFunction, alone, along, dense, usable
 
 
-def convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """Convolve (R, B, *space, C) with (R, *kernel, C, O) to (R, B, *space / stride, O), with zero padding."""
+def convolve(x: Tensor, weight: Tensor, stride: int, bias: Tensor | None = None) -> Tensor:
+    """Convolve (R, B, *space, C) with (R, *kernel, C, O) to (R, B, *space / stride, O), and add the bias (R, O).
+
+    Space is padded with zeros.
+    """
+    if bias is not None and not usable(x, weight, bias):
+        out = convolve(x, weight, stride)
+        return out + along(bias, out)
     x, weight = _autocast(x, weight)
     if alone(x, weight):
         return _torchs(x, weight.squeeze(0).movedim((-1, -2), (0, 1)), stride)
-    return _Conv.of(x, weight, stride)
+    return _Conv.of(x, weight, bias, stride)
 
 
 def convolve_channels(x: Tensor, weight: Tensor, stride: int) -> Tensor:
@@ -47,12 +53,15 @@ def _torchs(x: Tensor, weight: Tensor, stride: int, groups: int = 1) -> Tensor:
 
 
 class _Conv(RowFunction):
+    """A convolution; a bias is added by the GPU kernel only."""
+
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
         if usable(x, weight):
             from esper.kasmina.kernels import gpu
 
-            return gpu.conv(dense(x), dense(weight), stride)
+            return gpu.conv(dense(x), dense(weight), stride, None if bias is None else dense(bias))
+        assert bias is None
         *kernel, inner, outer = weight.shape[1:]
         if stride == 1 and inner >= 2 * outer:  # products with all taps are smaller than patches
             seen = x.flatten(1, -2) @ _mirrored(weight)
@@ -60,30 +69,32 @@ class _Conv(RowFunction):
         return (_patches(x, kernel, stride) @ weight.flatten(1, -2)).unflatten(1, _after(x, stride))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, int], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:2])
-        ctx.stride = inputs[2]
+        ctx.stride = inputs[3]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return *_ConvBackward.once(grads[0], *ctx.saved_tensors, ctx.stride, *ctx.needs_input_grad[:2]), None
+        return *_ConvBackward.once(grads[0], *ctx.saved_tensors, ctx.stride, *ctx.needs_input_grad[:3]), None
 
 
 class _ConvBackward(RowFunction):
     @staticmethod
     def forward(
-        grad: Tensor, x: Tensor, weight: Tensor, stride: int, for_x: bool, for_weight: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
+        grad: Tensor, x: Tensor, weight: Tensor, stride: int, for_x: bool, for_weight: bool, for_bias: bool
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         if usable(grad, x, weight):
             from esper.kasmina.kernels import gpu
 
             grad, x, weight = dense(grad), dense(x), dense(weight)
-            return (
-                gpu.conv_for_input(grad, weight, stride, x.shape) if for_x else None,
-                gpu.conv_for_weight(grad, x, weight, stride) if for_weight else None,
-            )
+            into_x = gpu.conv_for_input(grad, weight, stride, x.shape) if for_x else None
+            into_weight = into_bias = None
+            if for_weight or for_bias:
+                into_weight, into_bias = gpu.conv_for_weight(grad, x, weight, stride, for_bias)
+            return into_x, into_weight, into_bias
         if for_x and for_weight and stride == 1 and weight.shape[-1] <= weight.shape[-2]:
-            return _both_from_patches(grad, x, weight)
+            into_x, into_weight = _both_from_patches(grad, x, weight)
+            return into_x, into_weight, None
         flat, kernel = grad.flatten(1, -2), weight.shape[1:-2]
         into_x = into_weight = None
         if for_x:
@@ -91,7 +102,7 @@ class _ConvBackward(RowFunction):
             into_x = _scattered(seen, x.shape, kernel, stride)
         if for_weight:
             into_weight = (_patches(x, kernel, stride).mT @ flat).view(weight.shape)
-        return into_x, into_weight
+        return into_x, into_weight, None
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -9,6 +9,7 @@ from esper.kasmina.kernels.gpu.depthwise import depthwise, depthwise_for_input, 
 from esper.kasmina.kernels.gpu.grafts import delta, delta_backward
 from esper.kasmina.kernels.gpu.launch import compiling, launch
 from esper.kasmina.kernels.gpu.norm import fits, norm, norm_backward
+from esper.kasmina.kernels.gpu.norm_pool import norm_pool, norm_pool_backward, pools
 from esper.kasmina.kernels.gpu.pool import pool, pool_backward
 
 __all__ = [
@@ -26,6 +27,9 @@ __all__ = [
     "launch",
     "norm",
     "norm_backward",
+    "norm_pool",
+    "norm_pool_backward",
     "pool",
     "pool_backward",
+    "pools",
 ]

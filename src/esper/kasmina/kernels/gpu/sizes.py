@@ -2,6 +2,8 @@
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
 
+import math
+
 import torch
 import triton
 from torch import Tensor
@@ -32,6 +34,17 @@ def chunked(size: int, others: int) -> tuple[int, int]:
     chunks = max(1, min(PROGRAMS // others, size // 512))
     chunk = triton.cdiv(triton.cdiv(size, chunks), 64) * 64
     return chunk, triton.cdiv(size, chunk)
+
+
+def periods_of(sizes: tuple[int, ...], tile: int) -> tuple[int, int, int]:
+    """Divide the positions of a row into periods that hold whole examples and whole tiles.
+
+    Returns:
+        Positions of a period, number of periods, and number of tiles in one.
+    """
+    *_, height, width, size = sizes
+    period = math.lcm(height * width, tile)
+    return period, triton.cdiv(size, period), triton.cdiv(min(size, period), tile)
 
 
 def power(size: int) -> int:
