@@ -53,5 +53,7 @@ class Lives(FleetEnv):
 
     def drawn_prices(self) -> Float[Tensor, " N"]:
         """Return the price of growth in the present life of every host."""
+        if len(self.prices) == 1:
+            return self.prices.expand(len(self.rng_seeds))
         chosen = uniform(key(self.rng_seeds, Purpose.PRICE, self.state.generation), 1)[:, 0]
         return self.prices[(chosen * len(self.prices)).long()]

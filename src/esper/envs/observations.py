@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from esper.leyline.actions import ActionSpace, Head, Op
 from esper.leyline.state import Setting
@@ -42,12 +43,12 @@ def masks(legal: Bool[Tensor, "N O S"], space: ActionSpace) -> Bool[Tensor, "N A
     An op is in the mask if it is legal on some slot, a slot if some op other than WAIT is legal on it. Together they
     may still be illegal, and are then refused.
     """
-    allowed = {head: legal.new_ones(len(legal), size) for head, size in zip(Head, space.sizes, strict=True)}
-    allowed[Head.OP] = legal.any(2)
-    acting = torch.arange(len(Op), device=legal.device) != Op.WAIT
-    slots = legal[:, acting].any(1)
-    allowed[Head.SLOT] = slots | ~slots.any(1, keepdim=True)
-    return torch.cat(list(allowed.values()), 1)
+    starts = np.cumsum((0, *space.sizes)).tolist()
+    allowed = legal.new_ones(len(legal), starts.pop())
+    acting = torch.cat([legal[:, : Op.WAIT], legal[:, Op.WAIT + 1 :]], 1).any(1)
+    for head, choices in ((Head.OP, legal.any(2)), (Head.SLOT, acting | ~acting.any(1, keepdim=True))):
+        allowed[:, starts[head] : starts[head] + choices.shape[1]] = choices
+    return allowed
 
 
 def split_mask(mask: np.ndarray, space: ActionSpace) -> tuple[Any, ...]:
@@ -62,13 +63,13 @@ def facts(life: LifeState, refused: Bool[Tensor, " N"], space: ActionSpace) -> d
     """Return what `info` says of every host."""
     signals = life.signals
     return {
-        "score": signals.score.double(),
-        "metric": signals.metric.double(),
-        "growth": signals.growth.double(),
-        "j": objective(signals, life.rent).double(),
-        "flops": signals.flops.double(),
-        "price": life.rent.double(),
-        "spent": torch.zeros_like(signals.score).double() if signals.spent is None else signals.spent.double(),
+        "score": signals.score,
+        "metric": signals.metric,
+        "growth": signals.growth,
+        "j": objective(signals, life.rent),
+        "flops": signals.flops,
+        "price": life.rent,
+        "spent": torch.zeros_like(signals.score) if signals.spent is None else signals.spent,
         "age": signals.age,
         "refused": refused,
         "legal": signals.legal,
@@ -76,14 +77,28 @@ def facts(life: LifeState, refused: Bool[Tensor, " N"], space: ActionSpace) -> d
     }
 
 
-def arrays(tensors: dict[str, Tensor], hosts: int) -> dict[str, np.ndarray]:
-    """Copy the rows of the first hosts to new arrays, in one transfer; float64 holds all their values exactly."""
-    tensors = {name: x[:hosts] for name, x in tensors.items()}
-    flat = torch.cat([x.flatten(1).double() if x.ndim > 1 else x.double()[:, None] for x in tensors.values()], 1)
-    packed = flat.cpu().numpy()
-    ends = np.cumsum([x[0].numel() for x in tensors.values()])[:-1]
-    parts = zip(tensors.items(), np.split(packed, ends, 1), strict=True)
-    return {name: part.reshape(x.shape).astype(DTYPES[x.dtype]) for (name, x), part in parts}
+def joined(first: LifeState, second: LifeState) -> LifeState:
+    """Return the hosts of both states, one after the other, so that they are observed at once."""
+    leaves, tree = tree_flatten(first)
+    pairs = zip(leaves, tree_flatten(second)[0], strict=True)
+    return tree_unflatten([None if a is None else torch.cat([a, b]) for a, b in pairs], tree)
+
+
+def arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """Copy tensors to new arrays in one transfer, those of floating-point numbers as float64."""
+    groups: dict[torch.dtype, list[str]] = {}
+    for name, x in tensors.items():
+        groups.setdefault(x.dtype, []).append(name)
+    parts = [torch.cat([tensors[name].flatten() for name in names]).double() for names in groups.values()]
+    packed, names = torch.cat(parts).cpu().numpy(), [name for group in groups.values() for name in group]
+    ends = np.cumsum([tensors[name].numel() for name in names])[:-1]
+    found = dict(zip(names, np.split(packed, ends), strict=True))
+    return {name: found[name].reshape(x.shape).astype(_kind(x.dtype)) for name, x in tensors.items()}
+
+
+def _kind(dtype: torch.dtype) -> type:
+    """Return the type of numpy's numbers; float64 holds whole numbers exactly up to 2**53."""
+    return np.float64 if dtype.is_floating_point else np.bool_ if dtype == torch.bool else np.int64
 
 
 def rows_of(values: np.ndarray, fleet: Fleet) -> Tensor:
@@ -91,9 +106,6 @@ def rows_of(values: np.ndarray, fleet: Fleet) -> Tensor:
     rows = torch.from_numpy(values)
     rows = torch.cat([rows, rows.new_zeros(fleet.num_hosts - len(rows), *rows.shape[1:])])
     return rows.to(fleet.device)
-
-
-DTYPES = {torch.float64: np.float64, torch.float32: np.float32, torch.int64: np.int64, torch.bool: np.bool_}
 
 
 def marked(known: dict[str, Any], rows: np.ndarray) -> Info:

@@ -19,6 +19,7 @@ from esper.envs.observations import (
     Info,
     arrays,
     facts,
+    joined,
     marked,
     masks,
     observation_names,
@@ -33,7 +34,7 @@ from esper.leyline.state import Setting
 from esper.simic.lives import LifeState
 from esper.simic.rewards import reward
 from esper.tamiyo.features import empty_history, remember
-from esper.tolaria.env import Step, choose
+from esper.tolaria.env import choose
 
 FEWEST = 2
 """Hosts in a fleet: torch multiplies one matrix in another order than several, which changes the last bits of a life.
@@ -122,8 +123,9 @@ class GrowthVectorEnv(VectorEnv):
         numbers, fleet = np.array([given or 0 for given in seeds], dtype=np.int64), self.lives.fleet
         self.lives.seed(rows_of(seeded, fleet), rows_of(numbers, fleet))
         life, space = self._begin(rows_of(rows, fleet)), self.setting.space
-        known = arrays({"": observe_life(life, self.setting), **facts(life, self.nobody, space)}, self.num_envs)
-        return known.pop(""), marked(known, rows)
+        known = arrays({"obs": observe_life(life, self.setting), **facts(life, self.nobody, space)})
+        observations, known = self._part(known, 0)
+        return observations, marked(known, rows)
 
     @torch.inference_mode(False)  # hosts learn, also where an algorithm collects without gradients
     def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Info]:
@@ -141,34 +143,39 @@ class GrowthVectorEnv(VectorEnv):
         chosen = rows_of(allowed, self.lives.fleet)
         step = self.lives.step(chosen)
         ended = step.terminated | step.truncated
-        self.life = after = before.followed_by(step.signals, ended, self.lives.drawn_prices())
-        earned = reward(before.signals, step.final, before.rent, step.penalty, ended, self.asked.rewards).total
-        told = {"obs": observe_life(after, self.setting), "reward": earned.double()}
-        told |= {"terminated": step.terminated, "truncated": step.truncated}
-        known = arrays(told | facts(after, step.refused & ~ended, self.setting.space), self.num_envs)
-        obs, rewards, terminated, truncated = (known.pop(name) for name in told)
+        self.life = before.followed_by(step.signals, ended, self.lives.drawn_prices())
+        last = before.followed_by(step.final, self.nobody, before.rent)
+        both, refused = joined(self.life, last), torch.cat([step.refused & ~ended, step.refused])
+        told = {"obs": observe_life(both, self.setting), **facts(both, refused, self.setting.space)}
+        rent, rewards = before.rent, self.asked.rewards
+        outcome = {"terminated": step.terminated, "truncated": step.truncated}
+        outcome["reward"] = reward(before.signals, step.final, rent, step.penalty, ended, rewards).total
+        known = arrays(told | outcome)
+        terminated, truncated, rewards = (known.pop(name)[: self.num_envs] for name in outcome)
         if self.asked.terminal:
             terminated, truncated = terminated | truncated, np.zeros_like(truncated)
         if self.film is not None:
             self.film.add(before, chosen, step)
-        info = marked(known, np.ones(self.num_envs, dtype=bool))
-        over = terminated | truncated
-        return obs, rewards, terminated, truncated, info | self._final(before, step, over)
+        obs, info = self._part(known, 0)
+        info = marked(info, np.ones(self.num_envs, dtype=bool))
+        return obs, rewards, terminated, truncated, info | self._final(known, terminated | truncated)
 
-    def _final(self, before: LifeState, step: Step, over: np.ndarray) -> Info:
-        """Return the last observations and infos of the lives that ended; nothing if none did."""
+    def _part(self, known: dict[str, np.ndarray], first: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Return observations and facts of the hosts from a row on."""
+        part = {name: value[first : first + self.num_envs] for name, value in known.items()}
+        return part.pop("obs").astype(np.float32), part
+
+    def _final(self, known: dict[str, np.ndarray], over: np.ndarray) -> Info:
+        """Return the last observations and infos of the lives that ended, which stand behind those of all hosts."""
         if not over.any():
             return {}
-        last = before.followed_by(step.final, self.nobody, before.rent)
-        told = {"": observe_life(last, self.setting), **facts(last, step.refused, self.setting.space)}
-        known = arrays(told, self.num_envs)
+        observations, last = self._part(known, self.lives.fleet.num_hosts)
         final = np.full(self.num_envs, None, dtype=object)
         for n in over.nonzero()[0]:
-            final[n] = known[""][n].copy()
-        del known[""]
+            final[n] = observations[n].copy()
         return {
             **{"final_obs": final, "_final_obs": over.copy()},
-            **{"final_info": marked(known, over), "_final_info": over.copy()},
+            **{"final_info": marked(last, over), "_final_info": over.copy()},
         }
 
     def action_masks(self) -> np.ndarray:

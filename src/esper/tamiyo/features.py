@@ -194,15 +194,12 @@ def hidden(table: tuple[Feature, ...], groups: Collection[str]) -> Float[Tensor,
 
 
 def _columns(table: tuple[Feature, ...], view: View) -> Tensor:
-    columns = []
-    for feature in table:
-        value = feature.value(view).float()
-        if feature.may_miss:
-            missing = value.isnan()
-            columns += [value.where(~missing, 0.0), missing.float()]
-        else:
-            columns.append(value)
-    return torch.stack(columns, -1)
+    values = {feature: feature.value(view).float() for feature in table}
+    unsure = torch.stack([value for feature, value in values.items() if feature.may_miss], -1)
+    missing = unsure.isnan()
+    pairs = zip(unsure.masked_fill(missing, 0.0).unbind(-1), missing.float().unbind(-1), strict=True)
+    columns = [next(pairs) if feature.may_miss else (value,) for feature, value in values.items()]
+    return torch.stack([column for of_feature in columns for column in of_feature], -1)
 
 
 def _rows(rows: Tensor, yes: Tensor, no: Tensor) -> Tensor:
