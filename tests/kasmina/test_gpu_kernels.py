@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from esper.kasmina.kernels import along, births, conv, grafts, norm, pool
+from esper.kasmina.kernels import along, births, conv, grafts, norm, pool, routes
 from esper.tolaria import TrainConfig
 from esper.tolaria.optimizer import CLIP_EPS, EPS, step
 from esper.tolaria.stack import Stack
@@ -130,20 +130,45 @@ def test_pools_agree_even_where_there_is_no_largest(space, sides):
     assert torch.equal(gpu.pool_backward(g, a, sides).cpu(), pool._PoolBackward.forward(grad, x, *sides))
 
 
-def test_deltas():
-    from esper.kasmina.kernels import gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels", [6, 64])
+def test_deltas(channels, dtype):
+    host, f, grad = (drawn(5, 7, 3, channels + n).narrow(-1, 0, channels).to(dtype) for n in range(3))
+    weight, bias = drawn(5, 1, channels).to(dtype) / 4, drawn(5, 1).to(dtype)
+    graft = torch.tensor([0, 1, 2, 3, 2])
+    found = []
+    for place, kind in (("cpu", torch.float32), (DEVICE, dtype)):
+        rows = [x.to(place, kind).requires_grad_() for x in (host, f, weight, bias)]
+        function = fused if place == DEVICE and kind == dtype and found else grafts.any_delta
+        out = function(graft.to(place), *rows)
+        found.append((out, *torch.autograd.grad(out, rows, grad.to(place, kind))))
+    close(found[1], found[0], dtype)
 
-    host, f, g, graft = (
-        drawn(5, 7, 3, 6),
-        drawn(5, 7, 6, 3).view(5, 7, 3, 6),
-        drawn(5, 7, 3, 1),
-        torch.tensor([0, 1, 2, 1, 2]),
-    )
-    out = grafts._Delta.forward(graft, host, f, g)
-    grad = drawn(*out.shape)
-    plain = out, *grafts._DeltaBackward.forward(grad, graft, host, f, g)
-    moved = on_device((graft, host, f, g))
-    close((gpu.delta(*moved), *gpu.delta_backward(*on_device((grad,)), *moved)), plain, torch.float32)
+
+def fused(graft, host, f, weight, bias):
+    return grafts._FusedDelta.of(graft, host, f, weight.flatten(1), bias.flatten())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [5, 48, 5000])
+def test_routes(width, dtype):
+    rows, real = torch.tensor([3, 0, 0, 1, 4]), torch.tensor([True, False, True, False, True])
+    sources = torch.tensor([2, -1, -1, 0, 4, -1])
+    x, deltas, alpha = drawn(6, 2, width).to(dtype), drawn(5, 2, width).to(dtype), torch.rand(5)
+    gives, grad = drawn(5, width, 2).mT.to(dtype), drawn(6, width, 2).mT.to(dtype)
+    found = []
+    for place, kind, there in (("cpu", torch.float32, None), (DEVICE, dtype, sources.to(DEVICE))):
+        leaves = [t.to(place, kind).requires_grad_() for t in (x, deltas)]
+        to = routes.Routes(rows.to(place), real.to(place), there)
+        stream, same = routes.take(leaves[0], to)
+        out = routes.add(same, to, alpha.to(place), leaves[1])
+        into = torch.autograd.grad([stream, out], leaves, [gives.to(place, kind), grad.to(place, kind)])
+        found.append((stream, out, *into))
+    close(found[1], found[0], dtype)
+    assert torch.equal(found[1][1][[1, 2, 5]].cpu(), x[[1, 2, 5]])
+    assert torch.equal(found[1][3][[1, 3]].cpu(), torch.zeros_like(deltas[:2]))
+    if DEVICE != "cpu":
+        assert torch.equal(routes.route(rows.to(DEVICE), real.to(DEVICE), x.to(DEVICE)).sources.cpu(), sources)
 
 
 @pytest.mark.parametrize("width", [7, 900])

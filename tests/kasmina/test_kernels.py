@@ -6,7 +6,7 @@ from torch.func import vmap
 from torch.nn import functional
 
 from esper.kasmina.blending import delta
-from esper.kasmina.kernels import any_delta, convolve, convolve_channels, group_norm, max_pool
+from esper.kasmina.kernels import add, any_delta, convolve, convolve_channels, group_norm, max_pool, route, take
 from esper.leyline.actions import Graft
 
 
@@ -76,16 +76,33 @@ def test_pools(space, rng):
 
 def test_deltas_of_seeds_grafted_in_different_ways(rng):
     host, f = torch.randn(2, 3, 2, 5, 4, generator=rng)
-    g = torch.randn(3, 2, 5, 1, generator=rng)
+    weight, bias = torch.randn(3, 1, 4, generator=rng), torch.randn(3, 1, generator=rng)
     for order in ([0, 1, 2], [2, 2, 1], [3, 1, 3], [1, 2, 3], [0, 0, 0]):
         grafts = torch.tensor(order)
         for r, graft in enumerate(order):
-            row = [x[r].detach().double().requires_grad_() for x in (host, f, g)]
-            expected = delta(Graft(graft), *row)
-            rows = [x.double().requires_grad_() for x in (host, f, g)]
+            row = [x[r].detach().double().requires_grad_() for x in (host, f, weight, bias)]
+            expected = delta(Graft(graft), *row[:2], functional.linear(row[0], *row[2:]))
+            rows = [x.double().requires_grad_() for x in (host, f, weight, bias)]
             out = any_delta(grafts, *rows)
             torch.testing.assert_close(out[r], expected)
             grad = torch.randn_like(out)
             ours = torch.autograd.grad(out, rows, grad)
             theirs = torch.autograd.grad(expected, row, grad[r], materialize_grads=True, allow_unused=True)
             torch.testing.assert_close([x[r] for x in ours], list(theirs))
+
+
+def test_what_seeds_take_and_add_goes_to_the_rows_of_their_hosts(rng):
+    rows, real = torch.tensor([3, 0, 0, 1]), torch.tensor([True, False, True, False])
+    x, deltas = (torch.randn(n, 2, 5, generator=rng).double().requires_grad_() for n in (4, 4))
+    alpha, gives = torch.rand(4, generator=rng).double(), torch.randn(4, 2, 5, generator=rng).double()
+    to = route(rows, real, x)
+    stream, same = take(x, to)
+    out = add(same, to, alpha, deltas)
+    assert torch.equal(stream, x[rows])
+    expected = torch.stack([x[0] + alpha[2] * deltas[2], x[1], x[2], x[3] + alpha[0] * deltas[0]])
+    assert torch.equal(out, expected)
+    grad = torch.randn(4, 2, 5, generator=rng).double()
+    into_x, into_deltas = torch.autograd.grad([stream, out], [x, deltas], [gives, grad])
+    assert torch.equal(into_x, grad + torch.stack([gives[2], 0 * grad[1], 0 * grad[2], gives[0]]))
+    silent = torch.zeros_like(grad[0])
+    assert torch.equal(into_deltas, torch.stack([alpha[0] * grad[3], silent, alpha[2] * grad[0], silent]))

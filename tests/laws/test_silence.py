@@ -8,9 +8,9 @@ import torch
 from esper.kasmina import LifecycleConfig
 from esper.kasmina.blueprints import blueprint_names
 from esper.kasmina.hosts import host_kind
+from esper.kasmina.kernels import add, route
 from esper.leyline.actions import Graft
 from esper.tolaria import HostTrainer, TrainConfig
-from esper.tolaria.network import _loud
 from esper.tolaria.training import train_epoch
 from planted_fleets import Sown, small_fleet, sow
 from toys import SEEDS, SPECS, bits, germinate, plant_in_training, same_bits, toy_task, toy_trainer
@@ -27,7 +27,7 @@ def test_what_is_heard_of_a_silent_row_changes_no_bit_of_a_stream():
     stream = torch.tensor([[0.0, -0.0, 1.0, -1e-45]])
     deltas, alpha = torch.tensor([[torch.inf, torch.nan, 3.0, 3.0]]), torch.tensor([0.5])
     for speaks in (False, True):
-        heard = stream.index_add(0, torch.tensor([0]), _loud(torch.tensor([speaks]), alpha, deltas))
+        heard = add(stream, route(torch.tensor([0]), torch.tensor([speaks]), stream), alpha, deltas)
         assert torch.equal(bits(heard), bits(stream)) != speaks
 
 

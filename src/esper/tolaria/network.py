@@ -6,8 +6,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from esper.kasmina.hosts import build_host
-from esper.kasmina.kernels import any_delta
-from esper.kasmina.layers import Linear, run_rows, under
+from esper.kasmina.kernels import add, any_delta, route, spread, take, where
+from esper.kasmina.layers import run_rows, under
 from esper.kasmina.lifecycle import copied_slots
 from esper.kasmina.slots import AnySeed
 from esper.leyline.actions import TWIN, Graft
@@ -42,8 +42,6 @@ class Network:
         self.known: dict[Kind, Bucket] = {}
         """All buckets ever made: captured programs refer to their memory."""
         self.idle: dict[Kind, int] = {}
-        self.gates = [Linear(slot.channels, 1) for slot in self.slots]
-        """Templates of the gates: all gates of a slot run at once, for all blueprints."""
 
     @property
     def stacks(self) -> dict[Kind | None, Stack]:
@@ -150,20 +148,20 @@ class Network:
         self, flats: Flats, x: Tensor, beside: Tensor | None, assignment: SlotAssignment
     ) -> tuple[Tensor, Tensor | None]:
         """Graft the seeds of one slot onto their hosts and onto side rows, and start new side rows."""
-        stream = x.index_select(0, assignment.hosts)
-        stream = where(assignment.speaks, stream, stream.detach())
-        heard = None if beside is None else beside.index_select(0, assignment.echoes.rows)
+        own, heard, echo = route(assignment.hosts, assignment.speaks, x), None, None
+        stream, x = take(x, own)
+        if beside is not None:
+            echo = route(*assignment.echoes, beside)
+            heard, beside = take(beside, echo)
         deltas, echoes = self.deltas(flats, stream, heard, assignment)
-        x = x.index_add(0, assignment.hosts, _loud(assignment.speaks, assignment.alpha, deltas))
-        if beside is not None and echoes is not None:
-            beside = beside.index_add(
-                0, assignment.echoes.rows, _loud(assignment.echoes.real, assignment.echo_alpha, echoes)
-            )
+        x = add(x, own, assignment.alpha, deltas)
+        if beside is not None and echo is not None and echoes is not None:
+            beside = add(beside, echo, assignment.echo_alpha, echoes)
         seeds = assignment.spawns.rows
         if not len(seeds):
             return x, beside
         off = stream.detach()[seeds]
-        on = off + _spread(assignment.target[seeds], off) * deltas.index_select(0, seeds)
+        on = off + spread(assignment.target[seeds], off) * deltas.index_select(0, seeds)
         start = where(assignment.speaks[seeds], off, on)
         return x, start if beside is None else torch.cat([beside, start])
 
@@ -186,29 +184,14 @@ class Network:
             bodies.append(run_rows(template.f, under("f.", params), own).to(own.dtype))
             gates.append(under("g.", params))
         gate = {name: torch.cat([params[name] for params in gates]) for name in gates[0]}
-        logits = run_rows(self.gates[assignment.buckets[0].kind.slot], gate, streams)
-        deltas = any_delta(graft, streams, torch.cat(bodies), logits)
+        deltas = any_delta(graft, streams, torch.cat(bodies), gate["weight"], gate["bias"])
         if heard is None:
             return deltas, None
         parts = deltas.split([size for pair in sizes for size in pair])
         return torch.cat(parts[::2]), torch.cat(parts[1::2])
 
 
-def where(rows: Bool[Tensor, " R"], yes: Tensor, no: Tensor | float) -> Tensor:
-    return torch.where(rows.view(-1, *[1] * (yes.ndim - 1)), yes, no)
-
-
 def _shuffled(seeds: Tensor, echoes: Tensor, sizes: list[tuple[int, int]]) -> Tensor:
     """Interleave by bucket: its seeds, then its side rows."""
     own, other = seeds.split([a for a, _ in sizes]), echoes.split([b for _, b in sizes])
     return torch.cat([part for pair in zip(own, other, strict=True) for part in pair])
-
-
-def _loud(speaks: Tensor, alpha: Tensor, deltas: Tensor) -> Tensor:
-    """Scale each delta by alpha; a silent one becomes −0.0, which changes no bit of what it is added to."""
-    return where(speaks, _spread(alpha, deltas) * deltas, -0.0)
-
-
-def _spread(row: Tensor, like: Tensor) -> Tensor:
-    """Reshape one number per row to multiply a stream, in the stream's dtype."""
-    return row.to(like.dtype).view(-1, *[1] * (like.ndim - 1))

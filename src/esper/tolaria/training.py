@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from esper.kasmina.kernels import where
 from esper.leyline.rng import Purpose, key, permutation
 from esper.tolaria.assignment import Assignment, Kind, Known, hosts_by_kind, rows_of
 from esper.tolaria.budget import Pace
-from esper.tolaria.network import where
 from esper.tolaria.optimizer import step
 from esper.tolaria.recording import recorded
 from esper.tolaria.schedule import copied, schedule

@@ -11,9 +11,11 @@ from esper.kasmina.kernels.grafts import any_delta
 from esper.kasmina.kernels.norm import group_norm
 from esper.kasmina.kernels.norm_pool import norm_pool
 from esper.kasmina.kernels.pool import max_pool
-from esper.kasmina.kernels.rows import along, compiling, usable
+from esper.kasmina.kernels.routes import add, route, take
+from esper.kasmina.kernels.rows import along, compiling, spread, usable, where
 
 __all__ = [
+    "add",
     "along",
     "any_delta",
     "causal_attention",
@@ -24,5 +26,9 @@ __all__ = [
     "group_norm",
     "max_pool",
     "norm_pool",
+    "route",
+    "spread",
+    "take",
     "usable",
+    "where",
 ]

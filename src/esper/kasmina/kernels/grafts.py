@@ -12,18 +12,50 @@ from esper.kasmina.kernels.rows import RowFunction, usable
 from esper.leyline.actions import Graft
 
 
-def any_delta(graft: Tensor, host: Tensor, f: Tensor, g: Tensor) -> Tensor:
-    """Return each row's delta from grafts (R,), host streams and f (R, ..., C), and gate logits (R, ..., 1)."""
-    return _Delta.of(graft, host, f, g)
+def any_delta(graft: Tensor, host: Tensor, f: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return each row's delta from grafts (R,), host streams and f (R, ..., C), and gates.
+
+    A gate's logits are those of a linear layer on the host's channels, with weights (R, 1, C) and biases (R, 1).
+    """
+    if usable(host, f, weight, bias):
+        return _FusedDelta.of(graft, host, f, weight.flatten(1), bias.flatten())
+    logits = torch.baddbmm(bias[:, None], host.flatten(1, -2), weight.mT)
+    return _Delta.of(graft, host, f, logits.unflatten(1, host.shape[1:-1]))
+
+
+class _FusedDelta(RowFunction):
+    """Runs on a GPU only: the logits of gates, and all that a row's graft needs, in one pass."""
+
+    @staticmethod
+    def forward(graft: Tensor, host: Tensor, f: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        from esper.kasmina.kernels import gpu
+
+        return gpu.delta(*(x.contiguous() for x in (graft, host, f, weight, bias)))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *_FusedDeltaBackward.once(grads[0], *ctx.saved_tensors)
+
+
+class _FusedDeltaBackward(RowFunction):
+    @staticmethod
+    def forward(*inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        from esper.kasmina.kernels import gpu
+
+        return gpu.delta_backward(*(x.contiguous() for x in inputs))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
 
 
 class _Delta(RowFunction):
     @staticmethod
     def forward(graft: Tensor, host: Tensor, f: Tensor, g: Tensor) -> Tensor:
-        if usable(host, f, g):
-            from esper.kasmina.kernels import gpu
-
-            return gpu.delta(graft, host.contiguous(), f.contiguous(), g.contiguous())
         if f.device.type == "cpu":
             return _forward_by_kind(graft, host, f, g)
         add, multiply, gate, _ = (_shaped(graft == kind, f) for kind in Graft)
@@ -42,10 +74,6 @@ class _Delta(RowFunction):
 class _DeltaBackward(RowFunction):
     @staticmethod
     def forward(grad: Tensor, graft: Tensor, host: Tensor, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if usable(grad, host, f, g):
-            from esper.kasmina.kernels import gpu
-
-            return gpu.delta_backward(*(x.contiguous() for x in (grad, graft, host, f, g)))
         if f.device.type == "cpu":
             return _backward_by_kind(grad, graft, host, f, g)
         _, multiply, gate, replace = (_shaped(graft == kind, f) for kind in Graft)

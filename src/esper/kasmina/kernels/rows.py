@@ -56,6 +56,16 @@ def along(row: Tensor, x: Tensor) -> Tensor:
     return row.view(len(row), *[1] * (x.ndim - 2), -1)
 
 
+def spread(row: Tensor, like: Tensor) -> Tensor:
+    """Reshape one number per row to multiply (R, ...), in its dtype."""
+    return row.to(like.dtype).view(-1, *[1] * (like.ndim - 1))
+
+
+def where(rows: Tensor, yes: Tensor, no: Tensor | float) -> Tensor:
+    """Return the rows of `yes` where `rows` is true, and of `no` elsewhere."""
+    return torch.where(rows.view(-1, *[1] * (yes.ndim - 1)), yes, no)
+
+
 def dense(x: Tensor) -> Tensor:
     """Return the tensor with every row contiguous; rows may lie anywhere, or share memory."""
     return x if x[0].is_contiguous() else x.contiguous()

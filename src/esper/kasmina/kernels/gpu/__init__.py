@@ -11,8 +11,10 @@ from esper.kasmina.kernels.gpu.launch import compiling, launch
 from esper.kasmina.kernels.gpu.norm import fits, norm, norm_backward
 from esper.kasmina.kernels.gpu.norm_pool import norm_pool, norm_pool_backward, pools
 from esper.kasmina.kernels.gpu.pool import pool, pool_backward
+from esper.kasmina.kernels.gpu.routes import add_rows, gather_rows
 
 __all__ = [
+    "add_rows",
     "compiling",
     "conv",
     "conv_for_input",
@@ -24,6 +26,7 @@ __all__ = [
     "depthwise_for_weight",
     "draw",
     "fits",
+    "gather_rows",
     "launch",
     "norm",
     "norm_backward",

@@ -16,7 +16,8 @@ def _delta(
     graft,
     host,
     f,
-    g,
+    weight,
+    bias,
     out,
     positions,
     MULTIPLY: tl.constexpr,
@@ -26,7 +27,7 @@ def _delta(
     P: tl.constexpr,
     W: tl.constexpr,
 ):
-    """Compute P positions of one row."""
+    """Compute P positions of one row. A gate's logits are the products of the host's channels with its weights."""
     row = tl.program_id(0).to(tl.int64)
     p, c = tl.program_id(1) * P + tl.arange(0, P), tl.arange(0, W)
     at = (row * positions + p)[:, None] * C + c[None, :]
@@ -38,21 +39,26 @@ def _delta(
     elif how == REPLACE:
         body -= tl.load(host + at, mask=known, other=0.0).to(tl.float32)
     elif how == GATE:
-        body *= tl.sigmoid(tl.load(g + row * positions + p, mask=p < positions, other=0.0).to(tl.float32))[:, None]
+        seen = tl.load(host + at, mask=known, other=0.0).to(tl.float32)
+        weights = tl.load(weight + row * C + c, mask=c < C, other=0.0).to(tl.float32)
+        body *= tl.sigmoid(tl.sum(seen * weights[None, :], 1) + tl.load(bias + row).to(tl.float32))[:, None]
     tl.store(out + at, body.to(out.dtype.element_ty), mask=known)
 
 
-@triton.jit(do_not_specialize=["positions"])
+@triton.jit(do_not_specialize=["positions", "tiles"])
 def _delta_backward(
     grad,
     graft,
     host,
     f,
-    g,
+    weight,
+    bias,
     into_host,
     into_f,
-    into_g,
+    into_weight,
+    into_bias,
     positions,
+    tiles,
     MULTIPLY: tl.constexpr,
     GATE: tl.constexpr,
     REPLACE: tl.constexpr,
@@ -66,7 +72,8 @@ def _delta_backward(
     known = (p < positions)[:, None] & (c < C)[None, :]
     back = tl.load(grad + at, mask=known, other=0.0).to(tl.float32)
     to_host = tl.zeros((P, W), dtype=tl.float32)
-    to_gate = tl.zeros((P,), dtype=tl.float32)
+    to_weights = tl.zeros((W,), dtype=tl.float32)
+    to_logits = tl.zeros((P,), dtype=tl.float32)
     to_body = back
     how = tl.load(graft + row)
     if how == MULTIPLY:
@@ -76,27 +83,40 @@ def _delta_backward(
     elif how == REPLACE:
         to_host = -back
     elif how == GATE:
-        opened = tl.sigmoid(tl.load(g + row * positions + p, mask=p < positions, other=0.0).to(tl.float32))
+        seen = tl.load(host + at, mask=known, other=0.0).to(tl.float32)
+        weights = tl.load(weight + row * C + c, mask=c < C, other=0.0).to(tl.float32)
+        opened = tl.sigmoid(tl.sum(seen * weights[None, :], 1) + tl.load(bias + row).to(tl.float32))
         body = tl.load(f + at, mask=known, other=0.0).to(tl.float32)
-        to_gate = tl.sum(back * body, 1) * opened * (1 - opened)
+        to_logits = tl.sum(back * body, 1) * opened * (1 - opened)
         to_body = back * opened[:, None]
+        to_host = to_logits[:, None] * weights[None, :]
+        to_weights = tl.sum(to_logits[:, None] * seen, 0)
     tl.store(into_host + at, to_host.to(into_host.dtype.element_ty), mask=known)
     tl.store(into_f + at, to_body.to(into_f.dtype.element_ty), mask=known)
-    tl.store(into_g + row * positions + p, to_gate.to(into_g.dtype.element_ty), mask=p < positions)
+    part = row * tiles + tl.program_id(1)
+    tl.store(into_weight + part * C + c, to_weights, mask=c < C)
+    tl.store(into_bias + part, tl.sum(to_logits, 0))
 
 
-def delta(graft: Tensor, host: Tensor, f: Tensor, g: Tensor) -> Tensor:
+def delta(graft: Tensor, host: Tensor, f: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return the deltas of rows; gates have weights (R, C) and biases (R,)."""
     out = torch.empty_like(f)
     grid, flags = _positions(f)
-    launch(_delta, grid, graft, host, f, g, out, *flags)
+    launch(_delta, grid, graft, host, f, weight, bias, out, *flags)
     return out
 
 
-def delta_backward(grad: Tensor, graft: Tensor, host: Tensor, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    into = torch.empty_like(host), torch.empty_like(f), torch.empty_like(g)
-    grid, flags = _positions(f)
-    launch(_delta_backward, grid, grad, graft, host, f, g, *into, *flags)
-    return into
+def delta_backward(
+    grad: Tensor, graft: Tensor, host: Tensor, f: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of host, f, weight and bias."""
+    grid, (positions, *flags) = _positions(f)
+    into_host, into_f = torch.empty_like(host), torch.empty_like(f)
+    into_weight = weight.new_empty(*grid, f.shape[-1], dtype=torch.float32)
+    into_bias = bias.new_empty(*grid, dtype=torch.float32)
+    into = into_host, into_f, into_weight, into_bias
+    launch(_delta_backward, grid, grad, graft, host, f, weight, bias, *into, positions, grid[1], *flags)
+    return into_host, into_f, into_weight.sum(1).to(weight.dtype), into_bias.sum(1).to(bias.dtype)
 
 
 def _positions(x: Tensor) -> tuple[tuple[int, int], tuple[int, ...]]:
