@@ -83,6 +83,29 @@ def test_convolutions(space, kernel, inputs, outputs, batch, stride, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
+    ("space", "kernel", "inputs", "outputs", "batch"),
+    [
+        ((32, 32), (3, 3), 3, 8, 2),
+        ((16, 16), (3, 3), 8, 16, 3),
+        ((8, 8), (5, 5), 16, 32, 17),
+        ((5, 32), (3, 3), 1, 2, 9),
+        ((4, 4), (1, 3), 8, 24, 40),
+    ],
+)
+def test_convolutions_with_band_matrices(space, kernel, inputs, outputs, batch, dtype):
+    from esper.kasmina.kernels.gpu import band
+
+    x, weight = drawn(3, batch, *space, inputs).to(dtype), drawn(3, *kernel, inputs, outputs).to(dtype)
+    bias, grad = drawn(3, outputs).to(dtype), drawn(3, batch, *space, outputs).to(dtype)
+    bare = conv._Conv.forward(x.float(), weight.float(), None, 1)
+    into = conv._ConvBackward.forward(grad.float(), x.float(), weight.float(), 1, True, True, False)[:2]
+    a, w, b, g = on_device((x, weight, bias, grad))
+    ours = band.band_conv(a, w), band.band_conv(a, w, b), band.band_conv(g, w, mirrored=True)
+    close((*ours, band.band_conv_for_weight(g, a, w)), (bare, bare + along(bias.float(), bare), *into), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
     ("space", "channels", "groups", "relu"),
     [((20,), 8, 2, True), ((3, 4), 6, 1, False), ((1, 1), 64, 2, True), ((16, 16), 32, 2, True)],
 )

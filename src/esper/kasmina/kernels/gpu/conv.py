@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from esper.kasmina.kernels.gpu.band import band_conv, band_conv_for_weight, banded
 from esper.kasmina.kernels.gpu.launch import launch
 from esper.kasmina.kernels.gpu.sizes import PRECISION, PROGRAMS, RUNTIME, after, periods_of, power, sizes_of, taps_of
 
@@ -26,7 +27,7 @@ def _flags(y, z, height, width, KH: tl.constexpr, KW: tl.constexpr):
     return flags
 
 
-@triton.jit(do_not_specialize=[*RUNTIME, "period", "periods", "steps", "tiles"])
+@triton.jit(do_not_specialize=RUNTIME)
 def _conv(
     x,
     weight,
@@ -40,78 +41,55 @@ def _conv(
     out_height,
     out_width,
     size,
-    period,
-    periods,
-    steps,
-    tiles,
     IN: tl.constexpr,
     OUT: tl.constexpr,
     KH: tl.constexpr,
     KW: tl.constexpr,
     STRIDE: tl.constexpr,
     BACKWARD: tl.constexpr,
-    NEAR: tl.constexpr,
     BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Compute tiles of positions and output channels of one row.
+    """Compute one tile of positions and output channels of one row.
 
-    Weight is (rows, taps, IN, OUT), or (rows, taps, OUT, IN) with BACKWARD, the gradient of the input. A program
-    computes the same positions of the image in `steps` periods, so that their indices are computed once. NEAR: the
-    indices of a patch are those of its first tap plus the same numbers everywhere.
+    Weight is (rows, taps, IN, OUT), or (rows, taps, OUT, IN) with BACKWARD, the gradient of the input.
     """
     row = tl.program_id(2).to(tl.int64)
-    m = (tl.program_id(0) % tiles) * M + tl.arange(0, M)
+    m = tl.program_id(0) * M + tl.arange(0, M)
     n = tl.program_id(1) * N + tl.arange(0, N)
     area = out_height * out_width
     example, position = m // area, m % area
-    y, z = position // out_width, position % out_width
-    flags = position
-    if NEAR:
-        y, z = y * STRIDE - KH // 2, z * STRIDE - KW // 2
-        flags = _flags(y, z, height, width, KH, KW)
-    place = ((example * height + y) * width + z) * IN
-    first = (tl.program_id(0) // tiles) * steps
-    for turn in range(first, tl.minimum(first + steps, periods)):
-        beyond = turn * period
-        source = x + row * x_row + (beyond // area) * (height * width * IN)
-        known = m + beyond < size
-        total = tl.zeros((M, N), dtype=tl.float32)
-        for start in range(0, KH * KW * IN, K):
-            k = start + tl.arange(0, K)
-            c, tap = k % IN, k // IN
-            ky, kz = tap // KW, tap % KW
-            if NEAR:
-                # Taps of the padding have bits that are never set.
-                inside = known[:, None] & (((flags[:, None] >> tap[None, :]) & 1) != 0)
-                at = place[:, None] + ((ky * width + kz) * IN + c)[None, :]
-            else:
-                if BACKWARD:
-                    sy, sz = y[:, None] + KH // 2 - ky[None, :], z[:, None] + KW // 2 - kz[None, :]
-                    inside = (sy >= 0) & (sz >= 0) & (sy % STRIDE == 0) & (sz % STRIDE == 0)
-                    sy, sz = sy // STRIDE, sz // STRIDE
-                else:
-                    sy = y[:, None] * STRIDE + ky[None, :] - KH // 2
-                    sz = z[:, None] * STRIDE + kz[None, :] - KW // 2
-                    inside = (sy >= 0) & (sz >= 0)
-                inside &= known[:, None] & (tap < KH * KW)[None, :] & (sy < height) & (sz < width)
-                at = ((example[:, None] * height + sy) * width + sz) * IN + c[None, :]
-            a = tl.load(source + at, mask=inside, other=0.0)
-            real = (n < OUT)[None, :] & (tap < KH * KW)[:, None]
-            if BACKWARD:
-                used = KH * KW - 1 - tap if NEAR else tap  # the first tap of the gradient is the last of the weight
-                of = (used[:, None] * OUT + n[None, :]) * IN + c[:, None]
-            else:
-                of = k[:, None] * OUT + n[None, :]
-            b = tl.load(weight + row * weight_row + of, mask=real, other=0.0)
-            total = tl.dot(a, b, total, input_precision=PRECISION)
-        if BIAS:
-            total += tl.load(bias + row * bias_row + n, mask=n < OUT, other=0.0).to(tl.float32)[None, :]
-        at = (row * size + beyond) * OUT + m[:, None] * OUT + n[None, :]
-        tl.store(out + at, total.to(out.dtype.element_ty), mask=known[:, None] & (n < OUT)[None, :])
+    y, z = (position // out_width)[:, None], (position % out_width)[:, None]
+    total = tl.zeros((M, N), dtype=tl.float32)
+    for start in range(0, KH * KW * IN, K):
+        k = start + tl.arange(0, K)
+        c, tap = k % IN, k // IN
+        ky, kz = (tap // KW)[None, :], (tap % KW)[None, :]
+        inside = (m < size)[:, None] & (tap < KH * KW)[None, :]
+        if BACKWARD:
+            sy, sz = y + KH // 2 - ky, z + KW // 2 - kz
+            inside &= (sy >= 0) & (sz >= 0) & (sy % STRIDE == 0) & (sz % STRIDE == 0)
+            sy, sz = sy // STRIDE, sz // STRIDE
+        else:
+            sy, sz = y * STRIDE + ky - KH // 2, z * STRIDE + kz - KW // 2
+            inside &= (sy >= 0) & (sz >= 0)
+        inside &= (sy < height) & (sz < width)
+        at = ((example[:, None] * height + sy) * width + sz) * IN + c[None, :]
+        a = tl.load(x + row * x_row + at, mask=inside, other=0.0)
+        known = (n < OUT)[None, :] & (tap < KH * KW)[:, None]
+        if BACKWARD:  # noqa: SIM108  # Triton compiles one branch
+            place = (tap[:, None] * OUT + n[None, :]) * IN + c[:, None]
+        else:
+            place = k[:, None] * OUT + n[None, :]
+        b = tl.load(weight + row * weight_row + place, mask=known, other=0.0)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    if BIAS:
+        total += tl.load(bias + row * bias_row + n, mask=n < OUT, other=0.0).to(tl.float32)[None, :]
+    at = row * size * OUT + m[:, None] * OUT + n[None, :]
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=(m < size)[:, None] & (n < OUT)[None, :])
 
 
 @triton.jit(do_not_specialize=[*RUNTIME, "period", "periods", "steps", "tiles", "rows"])
@@ -190,10 +168,14 @@ def _conv_for_weight(
 
 def conv(x: Tensor, weight: Tensor, stride: int, bias: Tensor | None = None) -> Tensor:
     """Convolve (R, B, *space, IN) with (R, *kernel, IN, OUT) to (R, B, *space / stride, OUT), and add (R, OUT)."""
+    if banded(x, weight, stride):
+        return band_conv(x, weight, bias)
     return _run_conv(x, weight, stride, x.new_empty(*after(x, stride), weight.shape[-1]), bias)
 
 
 def conv_for_input(grad: Tensor, weight: Tensor, stride: int, shape: torch.Size) -> Tensor:
+    if banded(grad, weight, stride):
+        return band_conv(grad, weight, mirrored=True)
     return _run_conv(grad, weight, stride, grad.new_empty(shape), None, backward=True)
 
 
@@ -202,17 +184,11 @@ def _run_conv(
 ) -> Tensor:
     sizes, kernel = sizes_of(x, out), taps_of(weight.shape[1:-2])
     inner, outer = x.shape[-1], out.shape[-1]
-    m, n, k = 128, min(power(outer), 128), min(power(inner * kernel[0] * kernel[1]), 32)
-    period, periods, tiles = periods_of(sizes, m)
-    across = triton.cdiv(outer, n)
-    steps = max(1, min(8, periods * tiles * across * len(x) // PROGRAMS))
-    near = kernel[0] * kernel[1] <= MOST_TAPS and not (backward and stride > 1)
-    flags = (inner, outer, *kernel, stride, backward, near, bias is not None, PRECISION, m, n, k)
+    n, k = min(power(outer), 128), min(power(inner * kernel[0] * kernel[1]), 32)
+    grid = (triton.cdiv(sizes[-1], 128), triton.cdiv(outer, n), len(x))
     rows = (x.stride(0), weight.stride(0), 0 if bias is None else bias.stride(0))
-    grid = (triton.cdiv(periods, steps) * tiles, across, len(x))
-    launch(
-        _conv, grid, x, weight, x if bias is None else bias, out, *rows, *sizes, period, periods, steps, tiles, *flags
-    )
+    flags = (inner, outer, *kernel, stride, backward, bias is not None, PRECISION, 128, n, k)
+    launch(_conv, grid, x, weight, x if bias is None else bias, out, *rows, *sizes, *flags)
     return out
 
 
@@ -220,6 +196,9 @@ def conv_for_weight(
     grad: Tensor, x: Tensor, weight: Tensor, stride: int, bias: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of weight and bias."""
+    if banded(x, weight, stride):
+        into_bias = grad.flatten(1, -2).sum(1, dtype=torch.float32).to(weight.dtype) if bias else None
+        return band_conv_for_weight(grad, x, weight), into_bias
     rows, *_, inner, outer = weight.shape
     kernel = taps_of(weight.shape[1:-2])
     sizes = sizes_of(x, grad)
