@@ -12,38 +12,58 @@ from pathlib import Path
 import pytest
 
 from esper.cli.train import Resume
+from esper.jobs.ray_tasks import OBJECTS, require_ray
 from esper.leyline.errors import FileError
 from esper.telemetry import RunFolder
 from telemetry_toys import same_runs
 
+UPDATES = 16
 SMALL = [
     word
     for n in range(4)
     for flag, value in (("hosts", 2), ("env.group", 1), ("env.episode", 3), ("options.examples", 200))
     for word in (f"--fleets.{n}.{flag}", str(value))
 ]
-RUN = ["train", "smoke_workers", *SMALL, "--learn.collect.horizon", "2", "--learn.updates", "24"]
+RUN = ["train", "smoke_workers", *SMALL, "--learn.collect.horizon", "2", "--learn.updates", str(UPDATES)]
 RUN += ["--checkpoint-every", "2", "--exam", "0"]
-SLOW = "import os, time; flush = os.fsync; os.fsync = lambda file: (flush(file), time.sleep(0.15))"
-"""Writing takes a while, so that a kill can hit a checkpoint that is being written."""
+SLOW = """
+import os, time
+flush = os.fsync
+def slow(file):
+    flush(file)
+    if "/checkpoints/" in os.readlink(f"/proc/self/fd/{file}"):
+        time.sleep(0.15)
+os.fsync = slow
+"""
+"""Writing a checkpoint takes a while, so that a kill can hit one that is being written."""
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+CORE = {"num_cpus": 1, "object_store_memory": OBJECTS}
+"""A machine with a core, as far as Ray knows."""
 MARK = "ESPER_TEST"
 """Set in the environment of all processes that a test has started, however indirectly."""
 TORCHRUN += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
 
 
-@pytest.fixture(scope="module")
-def esper(tmp_path_factory):
-    """A function that starts the command line in a process of its own, where writing is slow."""
+@pytest.fixture(scope="module", autouse=True)
+def slow(tmp_path_factory):
+    """Let all processes that the tests start write slowly."""
     folder = tmp_path_factory.mktemp("slow")
     (folder / "sitecustomize.py").write_text(SLOW)
-    paths = f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", MARK: str(os.getpid())}
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        changed.setenv("OMP_NUM_THREADS", "1")
+        changed.setenv(MARK, str(os.getpid()))
+        yield
+
+
+@pytest.fixture(scope="module")
+def esper(slow):
+    """A function that starts the command line in a process of its own."""
 
     def started(*arguments: str, program: list[str] = [sys.executable]) -> subprocess.Popen[str]:  # noqa: B006
         command = [*program, "-m", "esper", *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        processes.append(subprocess.Popen(command, env=environment, text=True, **pipes))
+        processes.append(subprocess.Popen(command, text=True, **pipes))
         return processes[-1]
 
     processes: list[subprocess.Popen[str]] = []
@@ -92,7 +112,7 @@ def finished(launcher: subprocess.Popen[str]) -> tuple[str, str]:
 
 @pytest.mark.slow
 def test_stopped_and_killed_workers_leave_a_run_that_ends_as_that_of_torchrun_does(whole, tmp_path, esper):
-    """Signals to the launcher and to one worker; SIGKILL of a worker, of the first while it saves, of the launcher."""
+    """Signals to the launcher and to one worker; SIGKILL of the first while it saves, and of the launcher."""
     folder = tmp_path / "killed"
     run = esper(*RUN, "--workers", "2", "--run-dir", str(folder))
     wait_for(lambda: made(folder) >= 1, run)
@@ -100,7 +120,7 @@ def test_stopped_and_killed_workers_leave_a_run_that_ends_as_that_of_torchrun_do
     out, errors = finished(run)
     assert errors.count("stopping after this update") == 1
     assert f"go on with `esper resume {folder}`" in out
-    assert [int(path.stem) for path in RunFolder(folder).checkpoints()][-1] == made(folder) < 24
+    assert [int(path.stem) for path in RunFolder(folder).checkpoints()][-1] == made(folder) < UPDATES
 
     run = esper("resume", str(folder))
     begun = made(folder)
@@ -114,19 +134,12 @@ def test_stopped_and_killed_workers_leave_a_run_that_ends_as_that_of_torchrun_do
     wait_for(lambda: made(folder) > begun, run)
     with pytest.raises(FileError, match=f"{folder} is being written by"):
         Resume(run_dir=folder, workers=1).run()
-    os.kill(workers_of(run)[1], signal.SIGKILL)
-    _, errors = run.communicate(timeout=60)
-    assert errors == f"esper: worker 1 of 2 was killed by SIGKILL: go on with `esper resume {folder}`\n"
-
-    run = esper("resume", str(folder))
-    wait_for(lambda: RunFolder(folder).writer() is not None, run)
     wait_for(lambda: is_saving(folder), run)
     os.kill(workers_of(run)[0], signal.SIGKILL)
     _, errors = run.communicate(timeout=60)
-    assert "worker 0 of 2 was killed by SIGKILL" in errors
+    assert errors == f"esper: worker 0 of 2 was killed by SIGKILL: go on with `esper resume {folder}`\n"
 
     run = esper("resume", str(folder))
-    begun = made(folder)
     wait_for(lambda: RunFolder(folder).writer() is not None and is_saving(folder), run)
     workers = workers_of(run)
     run.kill()
@@ -153,10 +166,21 @@ def wait_for_end(processes: list[int]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.slow
-def test_ray_replaces_workers_and_what_its_driver_leaves_is_resumed_without_it(whole, tmp_path, esper):
-    """SIGKILL of a worker, of the first while it saves, and of the driver."""
+@pytest.fixture(scope="module")
+def cluster(slow):
+    """A Ray cluster with a core."""
     pytest.importorskip("ray")
+    require_ray()
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={**CORE, "include_dashboard": False})
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_ray_replaces_workers_and_what_its_driver_leaves_is_resumed_without_it(whole, tmp_path, esper, cluster):
+    """SIGKILL of a worker, of the first while it saves, and of the driver, whose Ray is not that of a cluster here."""
     folder = tmp_path / "ray"
     run = esper(*RUN, "--ray", "--workers", "2", "--run-dir", str(folder))
     wait_for(lambda: made(folder) >= 3, run)
@@ -174,6 +198,29 @@ def test_ray_replaces_workers_and_what_its_driver_leaves_is_resumed_without_it(w
     wait_for_end(workers)
     finished(esper("resume", str(folder)))
     same_runs(whole, folder, "checkpoints/best.safetensors")
+
+
+@pytest.mark.slow
+def test_a_cluster_that_loses_a_machine_goes_on_with_fewer_workers_and_stops_when_asked_to(tmp_path, esper, cluster):
+    machine = cluster.add_node(**CORE)
+    folder = tmp_path / "fewer"
+    run = esper(*RUN, "--ray", "--address", cluster.address, "--workers", "2", "--least", "1", "--run-dir", str(folder))
+    wait_for(lambda: made(folder) >= 3, run)
+    assert len(ray_workers()) == 2
+    lost = writer_of(folder)
+    cluster.remove_node(machine, allow_graceful=False)
+    wait_for(lambda: writer_of(folder) not in (None, lost), run)
+    begun = made(folder)
+    wait_for(lambda: made(folder) > begun, run)
+    assert len(ray_workers()) == 1
+    run.send_signal(signal.SIGINT)
+    out, errors = finished(run)
+    assert f"stopped after update {made(folder)}: go on with `esper resume {folder}`" in out
+    assert errors.count("stopping after this update") == 1
+    assert [int(path.stem) for path in RunFolder(folder).checkpoints()][-1] == made(folder) < UPDATES
+    with pytest.warns(UserWarning, match="begun with 2 workers, gone on with 1"):
+        Resume(run_dir=folder, workers=1).run()
+    assert [report.update for report in RunFolder(folder).reports()] == list(range(UPDATES))
 
 
 def writer_of(folder: Path) -> int | None:
