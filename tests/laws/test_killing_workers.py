@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from esper.cli.train import Resume
-from esper.jobs.ray_tasks import OBJECTS, require_ray
 from esper.leyline.errors import FileError
 from esper.telemetry import RunFolder
 from telemetry_toys import same_runs
@@ -37,8 +36,6 @@ os.fsync = slow
 """
 """Writing a checkpoint takes a while, so that a kill can hit one that is being written."""
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-CORE = {"num_cpus": 1, "object_store_memory": OBJECTS}
-"""A machine with a core, as far as Ray knows."""
 MARK = "ESPER_TEST"
 """Set in the environment of all processes that a test has started, however indirectly."""
 TORCHRUN += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
@@ -166,21 +163,10 @@ def wait_for_end(processes: list[int]) -> None:
         time.sleep(0.01)
 
 
-@pytest.fixture(scope="module")
-def cluster(slow):
-    """A Ray cluster with a core."""
-    pytest.importorskip("ray")
-    require_ray()
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={**CORE, "include_dashboard": False})
-    yield cluster
-    cluster.shutdown()
-
-
 @pytest.mark.slow
-def test_ray_replaces_workers_and_what_its_driver_leaves_is_resumed_without_it(whole, tmp_path, esper, cluster):
-    """SIGKILL of a worker, of the first while it saves, and of the driver, whose Ray is not that of a cluster here."""
+def test_ray_replaces_workers_and_what_its_driver_leaves_is_resumed_without_it(whole, tmp_path, esper):
+    """SIGKILL of a worker, of the first while it saves, and of the driver."""
+    pytest.importorskip("ray")
     folder = tmp_path / "ray"
     run = esper(*RUN, "--ray", "--workers", "2", "--run-dir", str(folder))
     wait_for(lambda: made(folder) >= 3, run)
@@ -198,29 +184,6 @@ def test_ray_replaces_workers_and_what_its_driver_leaves_is_resumed_without_it(w
     wait_for_end(workers)
     finished(esper("resume", str(folder)))
     same_runs(whole, folder, "checkpoints/best.safetensors")
-
-
-@pytest.mark.slow
-def test_a_cluster_that_loses_a_machine_goes_on_with_fewer_workers_and_stops_when_asked_to(tmp_path, esper, cluster):
-    machine = cluster.add_node(**CORE)
-    folder = tmp_path / "fewer"
-    run = esper(*RUN, "--ray", "--address", cluster.address, "--workers", "2", "--least", "1", "--run-dir", str(folder))
-    wait_for(lambda: made(folder) >= 3, run)
-    assert len(ray_workers()) == 2
-    lost = writer_of(folder)
-    cluster.remove_node(machine, allow_graceful=False)
-    wait_for(lambda: writer_of(folder) not in (None, lost), run)
-    begun = made(folder)
-    wait_for(lambda: made(folder) > begun, run)
-    assert len(ray_workers()) == 1
-    run.send_signal(signal.SIGINT)
-    out, errors = finished(run)
-    assert f"stopped after update {made(folder)}: go on with `esper resume {folder}`" in out
-    assert errors.count("stopping after this update") == 1
-    assert [int(path.stem) for path in RunFolder(folder).checkpoints()][-1] == made(folder) < UPDATES
-    with pytest.warns(UserWarning, match="begun with 2 workers, gone on with 1"):
-        Resume(run_dir=folder, workers=1).run()
-    assert [report.update for report in RunFolder(folder).reports()] == list(range(UPDATES))
 
 
 def writer_of(folder: Path) -> int | None:
