@@ -162,12 +162,13 @@ class Trainer:
         raise ValueError("a worker was lost")
 
 
-def test_ctrl_c_asks_the_workers_of_ray_to_stop(tmp_path, capsys):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_asks_the_workers_of_ray_to_stop(number, tmp_path, capsys):
     trainer = Trainer(tmp_path / "stop")
 
     def interrupt() -> None:
         trainer.began.wait()
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
     Thread(target=interrupt).start()
     with pytest.raises(ValueError, match="a worker was lost"):

@@ -174,6 +174,16 @@ def test_trainings_through_ray_are_those_of_one_process_each_though_workers_are_
         same_runs(tmp_path / "plain" / n, tmp_path / "killed" / n)
 
 
+@needs_ray
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
+def test_a_second_driver_on_a_run_folder_is_refused_before_ray_is_asked(tmp_path, capsys):
+    run = small_run(tmp_path, tmp_path / "copy")
+    (run / "controller.safetensors").unlink()
+    with RunFolder(run).alone(), pytest.raises(SystemExit):
+        main(["resume", str(run), "--ray", "--address", "nowhere:1"])
+    assert capsys.readouterr().err.startswith(f"esper: {run} is being written by process {os.getpid()}")
+
+
 class Loss(threading.Thread):
     """Takes a machine from a cluster in the middle of a run, and asks the run to stop once it goes on without it."""
 
