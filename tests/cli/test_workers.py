@@ -18,7 +18,7 @@ from esper.cli.cluster import Cluster
 from esper.cli.ray_train import OnRay, fit
 from esper.cli.stopping import asked_by, stopping
 from esper.cli.train import Resume, Train
-from esper.cli.workers import asks_for_workers, is_worker, were_restarted
+from esper.cli.workers import Started, _forwarding, asks_for_workers, is_worker, were_restarted
 from esper.leyline.errors import EsperError
 from esper.simic.workers import ALONE
 from esper.telemetry import RunFolder
@@ -157,9 +157,24 @@ class Trainer:
     def fit(self) -> None:
         assert threading.current_thread() is not threading.main_thread(), "Ray would end the workers at once"
         self.began.set()
+        until = time.monotonic() + 20
         while not self.file.exists():
+            assert time.monotonic() < until, "nobody asks the workers to stop"
             time.sleep(0.01)
         raise ValueError("a worker was lost")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_launcher_passes_signals_on_to_the_workers_that_still_run(number):
+    code = f"import signal, time; signal.signal({number:d}, lambda *_: exit(7)); print(1, flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    process.stdout.readline()
+    with _forwarding([Started(0, ended, None), Started(1, process, None)]):
+        os.kill(os.getpid(), number)
+        assert process.wait(timeout=30) == 7
+    process.stdout.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

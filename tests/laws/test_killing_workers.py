@@ -16,7 +16,7 @@ from esper.leyline.errors import FileError
 from esper.telemetry import RunFolder
 from telemetry_toys import same_runs
 
-UPDATES = 16
+UPDATES = 12
 SMALL = [
     word
     for n in range(4)
@@ -109,22 +109,14 @@ def finished(launcher: subprocess.Popen[str]) -> tuple[str, str]:
 
 @pytest.mark.slow
 def test_stopped_and_killed_workers_leave_a_run_that_ends_as_that_of_torchrun_does(whole, tmp_path, esper):
-    """Signals to the launcher and to one worker; SIGKILL of the first while it saves, and of the launcher."""
+    """SIGTERM of a worker; SIGKILL of the first while it saves, and of the launcher. The benchmark kills more often."""
     folder = tmp_path / "killed"
     run = esper(*RUN, "--workers", "2", "--run-dir", str(folder))
     wait_for(lambda: made(folder) >= 1, run)
-    run.send_signal(signal.SIGTERM)
-    out, errors = finished(run)
-    assert errors.count("stopping after this update") == 1
-    assert f"go on with `esper resume {folder}`" in out
-    assert [int(path.stem) for path in RunFolder(folder).checkpoints()][-1] == made(folder) < UPDATES
-
-    run = esper("resume", str(folder))
-    begun = made(folder)
-    wait_for(lambda: made(folder) > begun, run)
     os.kill(workers_of(run)[1], signal.SIGTERM)
     out, _ = finished(run)
     assert f"go on with `esper resume {folder}`" in out, "all have stopped with the one that was asked to"
+    assert [int(path.stem) for path in RunFolder(folder).checkpoints()][-1] == made(folder) < UPDATES
 
     run = esper("resume", str(folder))
     begun = made(folder)
@@ -165,17 +157,13 @@ def wait_for_end(processes: list[int]) -> None:
 
 @pytest.mark.slow
 def test_ray_replaces_workers_and_what_its_driver_leaves_is_resumed_without_it(whole, tmp_path, esper):
-    """SIGKILL of a worker, of the first while it saves, and of the driver."""
+    """SIGKILL of the first while it saves, and of the driver. The benchmark kills other workers, too."""
     pytest.importorskip("ray")
     folder = tmp_path / "ray"
     run = esper(*RUN, "--ray", "--workers", "2", "--run-dir", str(folder))
-    wait_for(lambda: made(folder) >= 3, run)
-    first = writer_of(folder)
-    os.kill(next(number for number in ray_workers() if number != first), signal.SIGKILL)
-    wait_for(lambda: writer_of(folder) not in (None, first), run)
     wait_for(lambda: is_saving(folder), run)
-    os.kill(second := writer_of(folder), signal.SIGKILL)
-    wait_for(lambda: writer_of(folder) not in (None, second), run)
+    os.kill(first := writer_of(folder), signal.SIGKILL)
+    wait_for(lambda: writer_of(folder) not in (None, first), run)
     begun = made(folder)
     wait_for(lambda: made(folder) > begun, run)
     workers = ray_workers()
