@@ -3,18 +3,22 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
-from threading import Thread
+import threading
+import time
+from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
 from esper.cli import main
 from esper.cli.cluster import Cluster
-from esper.cli.ray_train import OnRay
-from esper.cli.stopping import stopping
+from esper.cli.ray_train import OnRay, fit
+from esper.cli.stopping import asked_by, stopping
 from esper.cli.train import Resume, Train
-from esper.cli.workers import asks_for_workers, is_worker, were_restarted
+from esper.cli.workers import Started, _forwarding, asks_for_workers, is_worker, were_restarted
 from esper.leyline.errors import EsperError
 from esper.simic.workers import ALONE
 from esper.telemetry import RunFolder
@@ -29,6 +33,8 @@ OF_TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MAST
         (("--workers", "3"), "3 workers cannot share 1 fleet: each needs at least one: use at most 1"),
         (("--workers", "0"), "workers must be at least 1, not 0"),
         (("--address", "here"), "--address is that of a Ray cluster: add --ray"),
+        (("--least", "1"), "--least is for the workers of Ray: add --ray"),
+        (("--failures", "3"), "--failures is for the workers of Ray: add --ray"),
         (("--ray", "--workers", "2", "--least", "3"), r"least must be from 1 to the number of workers \(2\), not 3"),
         (("--ray", "--failures", "-1"), "failures must not be negative, not -1"),
         (("--worker", "2"), "unknown flag --worker: did you mean --workers"),
@@ -48,6 +54,17 @@ def test_a_run_is_not_resumed_by_more_workers_than_it_has_fleets(tmp_path):
     (run / "controller.safetensors").unlink()
     with pytest.raises(EsperError, match="2 workers cannot share 1 fleet"):
         Resume(run_dir=run, workers=2).run()
+
+
+@pytest.mark.parametrize("flags", [("--least", "1"), ("--failures", "0"), ("--address", "here")])
+def test_flags_of_ray_do_not_resume_without_it(flags, tmp_path, capsys):
+    run = small_run(tmp_path, tmp_path / "copy")
+    (run / "controller.safetensors").unlink()
+    before = sorted(run.rglob("*"))
+    with pytest.raises(SystemExit):
+        main(["resume", str(run), *flags])
+    assert re.search(rf"{flags[0]} is .*: add --ray\n", capsys.readouterr().err)
+    assert sorted(run.rglob("*")) == before
 
 
 def test_a_folder_that_holds_a_run_is_refused_before_workers_start(tmp_path):
@@ -111,18 +128,67 @@ def test_workers_that_were_started_again_go_on_with_the_run_that_they_have_begun
     assert were_restarted()
 
 
-def test_in_another_thread_nothing_asks_to_stop():
+def test_a_run_in_another_thread_stops_when_the_function_that_is_asked_there_says_so():
     """As in a worker of Ray, whose main thread is Ray's."""
-    found = []
+    found, asked = [], [False]
 
     def look() -> None:
+        with stopping() as stop:
+            found.append(stop())
+        with asked_by(lambda: asked[0]), stopping() as stop:
+            found.append(stop())
+            asked[0] = True
+            found.append(stop())
         with stopping() as stop:
             found.append(stop())
 
     thread = Thread(target=look)
     thread.start()
     thread.join()
-    assert found == [False]
+    assert found == [False, False, True, False]
+
+
+class Trainer:
+    """In place of Ray's: ends when its workers are asked to stop, or fails."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.began = file, Event()
+
+    def fit(self) -> None:
+        assert threading.current_thread() is not threading.main_thread(), "Ray would end the workers at once"
+        self.began.set()
+        until = time.monotonic() + 20
+        while not self.file.exists():
+            assert time.monotonic() < until, "nobody asks the workers to stop"
+            time.sleep(0.01)
+        raise ValueError("a worker was lost")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_launcher_passes_signals_on_to_the_workers_that_still_run(number):
+    code = f"import signal, time; signal.signal({number:d}, lambda *_: exit(7)); print(1, flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    process.stdout.readline()
+    with _forwarding([Started(0, ended, None), Started(1, process, None)]):
+        os.kill(os.getpid(), number)
+        assert process.wait(timeout=30) == 7
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_asks_the_workers_of_ray_to_stop(number, tmp_path, capsys):
+    trainer = Trainer(tmp_path / "stop")
+
+    def interrupt() -> None:
+        trainer.began.wait()
+        os.kill(os.getpid(), number)
+
+    Thread(target=interrupt).start()
+    with pytest.raises(ValueError, match="a worker was lost"):
+        fit(trainer, trainer.file)
+    assert capsys.readouterr().err == "stopping after this update; once more to stop at once\n"
 
 
 def test_the_number_of_workers_is_kept_with_the_run(tmp_path):

@@ -17,30 +17,45 @@ import pytest
 from esper.cli import main
 from esper.cli.many import Many
 from esper.jobs import run_jobs
-from esper.jobs.ray_tasks import RayTasks, connect
+from esper.jobs.ray_tasks import OBJECTS, RayTasks, connect, require_ray
 from esper.jobs.running import ATTEMPTS
 from esper.leyline.errors import EsperError
+from esper.telemetry import RunFolder
 from jobs_toys import TESTS, Here, begun, job
 from telemetry_toys import SMALL, same_runs, small_run, timeless_exams
 
+FLEETS = [
+    word
+    for n in range(4)
+    for flag, value in (("hosts", 2), ("env.group", 1), ("env.episode", 3), ("options.examples", 200))
+    for word in (f"--fleets.{n}.{flag}", str(value))
+]
+FLEETS += ["--learn.collect.horizon", "2"]
 NO_RAY = importlib.util.find_spec("ray") is None
 needs_ray = pytest.mark.skipif(NO_RAY, reason="there is no Ray for this Python")
 
 
 @pytest.fixture(scope="module")
-def ray():
-    """One Ray for all tests of this module, with toys that its workers can import."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [TESTS, before]))
-    assert connect(cpus=2)
+def cluster():
+    """One Ray for all tests of this module: a machine with two cores, with toys that its workers can import."""
+    require_ray()
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv("PYTHONPATH", TESTS, prepend=os.pathsep)
+        head = {"num_cpus": 2, "object_store_memory": OBJECTS, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        yield cluster
+        cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def ray(cluster):
+    assert connect(address=cluster.address)
     import ray
 
     yield ray
     ray.shutdown()
-    if before is None:
-        del os.environ["PYTHONPATH"]
-    else:
-        os.environ["PYTHONPATH"] = before
 
 
 def test_without_ray_its_flag_is_refused_in_one_sentence_and_nothing_is_written(tmp_path, monkeypatch, capsys):
@@ -157,6 +172,65 @@ def test_trainings_through_ray_are_those_of_one_process_each_though_workers_are_
     assert capsys.readouterr().err.count("WorkerCrashedError") == 2
     for n in "12":
         same_runs(tmp_path / "plain" / n, tmp_path / "killed" / n)
+
+
+@needs_ray
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
+def test_a_second_driver_on_a_run_folder_is_refused_before_ray_is_asked(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("esper.cli.ray_train.connect", lambda cpus, address: pytest.fail("Ray is asked"))
+    run = small_run(tmp_path, tmp_path / "copy")
+    (run / "controller.safetensors").unlink()
+    with RunFolder(run).alone(), pytest.raises(SystemExit):
+        main(["resume", str(run), "--ray"])
+    assert capsys.readouterr().err.startswith(f"esper: {run} is being written by process {os.getpid()}")
+
+
+class Loss(threading.Thread):
+    """Takes a machine from a cluster in the middle of a run, and asks the run to stop once it goes on without it."""
+
+    def __init__(self, cluster, machine, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self.cluster, self.machine, self.folder = cluster, machine, RunFolder(folder)
+        self.start()
+
+    def run(self) -> None:
+        while not self.folder.checkpoints():
+            time.sleep(0.01)
+        first = self.writer()
+        self.cluster.remove_node(self.machine)
+        while self.writer() in (None, first) or not self.folder.checkpoints():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def writer(self) -> int | None:
+        try:
+            return json.loads((self.folder.path / ".lock").read_text())["process"]
+        except ValueError:
+            return None
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
+def test_a_run_that_loses_a_machine_goes_on_with_fewer_workers_and_stops_when_it_is_asked_to(
+    cluster, ray, tmp_path, monkeypatch, capsys
+):
+    """Fewer workers begin once Ray has given up waiting for as many as before."""
+    monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "3")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    folder, machine = tmp_path / "run", cluster.add_node(num_cpus=1, object_store_memory=OBJECTS)
+    Loss(cluster, machine, folder)
+    flags = [*FLEETS, "--learn.updates", "30", "--exam", "0", "--checkpoint-every", "2", "--run-dir", str(folder)]
+    main(["train", "smoke_workers", *flags, "--ray", "--workers", "3", "--least", "1", "--failures", "1"])
+    assert ray.cluster_resources()["CPU"] == 2
+    run, said = RunFolder(folder), capsys.readouterr()
+    made = len(run.reports())
+    assert f"stopped after update {made}: go on with `esper resume {folder}`" in said.out
+    assert said.err.count("stopping after this update") == 1
+    assert int(run.checkpoints()[-1].stem) == made < 30
+    with pytest.warns(UserWarning, match="begun with 3 workers, gone on with 1"):
+        main(["resume", str(folder), "--workers", "1"])
+    assert [report.update for report in run.reports()] == list(range(30))
 
 
 @needs_ray

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from esper.cli.cluster import Cluster
 from esper.cli.console import literal_console
 from esper.cli.desk import PLAIN
 from esper.cli.flags import optional
+from esper.cli.stopping import asked_by, stopping
 from esper.cli.workers import notice_lost_machines
 from esper.jobs.ray_tasks import connect, require_ray
 from esper.leyline.errors import EsperError, FileError
@@ -28,6 +28,8 @@ from esper.telemetry.setting import setting_of
 
 PATIENCE = 60.0
 """Seconds to wait until workers that were lost have ended and freed the run folder."""
+FAILURES = 3
+"""How often lost workers are replaced if nobody says."""
 EXCHANGE = 12 * 60 * 60
 """Seconds that an exchange waits for the other workers: warm starts take hours."""
 
@@ -38,18 +40,24 @@ class OnRay:
 
     least: Annotated[int | None, optional("N", "as many as --workers")] = None
     """Fewest workers to go on with if Ray cannot replace those that were lost; the fleets are dealt again."""
-    failures: int = 3
+    failures: Annotated[int | None, optional("N", str(FAILURES))] = None
     """How often lost workers are replaced before the run ends; it can be resumed even then."""
 
     def check(self, cluster: Cluster, workers: int) -> None:
         """Raise an error if these settings do not fit together, or Ray is asked for and not installed."""
         cluster.check()
-        if not cluster.ray and self.least is not None:
-            raise EsperError("--least is for the workers of Ray: add --ray")
+        if not cluster.ray:
+            self.require_unused("is for the workers of Ray: add --ray")
         if self.least is not None and not 1 <= self.least <= workers:
             raise EsperError(f"least must be from 1 to the number of workers ({workers}), not {self.least}")
-        if self.failures < 0:
+        if self.failures is not None and self.failures < 0:
             raise EsperError(f"failures must not be negative, not {self.failures}")
+
+    def require_unused(self, why: str) -> None:
+        """Raise an error if any of these flags is given where it would do nothing."""
+        for flag, value in (("--least", self.least), ("--failures", self.failures)):
+            if value is not None:
+                raise EsperError(f"{flag} {why}")
 
 
 def train_on_ray(
@@ -66,16 +74,17 @@ def train_on_ray(
 
     if writer := RunFolder(path).writer():
         raise FileError(f"{path} is being written by {writer}: wait or stop it")
-    refused = path / "ray" / f"refused-{uuid4().hex[:8]}.txt"
+    refused, stop = (path / "ray" / f"{name}-{uuid4().hex[:8]}.txt" for name in ("refused", "stop"))
     try:
         refused.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"cannot start a run in {path}: {error.strerror or error}") from error
     is_ours = connect(max(workers, os.cpu_count() or 1), address)
-    config = {"arguments": list(arguments), "folder": str(path), "refused": str(refused), "cwd": os.getcwd()}
+    files = {"folder": str(path), "refused": str(refused), "stop": str(stop), "cwd": os.getcwd()}
+    config = {"arguments": list(arguments), **files}
     try:
-        with followed(path, "--json" in arguments):
-            trainer(asked, workers, recipe.engine.device.startswith("cuda"), path, config).fit()
+        with followed(path, stop, "--json" in arguments):
+            fit(trainer(asked, workers, recipe.engine.device.startswith("cuda"), path, config), stop)
     except TrainingFailedError as error:
         if not refused.exists():
             reason = next(iter(getattr(error, "worker_failures", {}).values()), error)
@@ -84,6 +93,7 @@ def train_on_ray(
     finally:
         if is_ours:
             ray.shutdown()
+        stop.unlink(missing_ok=True)
     if refused.exists():
         raise EsperError(_taken(refused))
 
@@ -103,10 +113,34 @@ def trainer(asked: OnRay, workers: int, uses_gpus: bool, path: Path, config: dic
         run_config=RunConfig(
             name="ray",
             storage_path=str(path),
-            failure_config=FailureConfig(max_failures=asked.failures),
+            failure_config=FailureConfig(max_failures=FAILURES if asked.failures is None else asked.failures),
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
     )
+
+
+def fit(trainer: Any, file: Path) -> None:
+    """Run a trainer to its end; at Ctrl-C or SIGTERM, write a file that asks its workers to stop.
+
+    Ray itself would end the workers in the middle of an update, so the trainer runs where it hears no signals.
+    """
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            trainer.fit()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = Thread(target=run, daemon=True)
+    with stopping() as stop:
+        thread.start()
+        while thread.is_alive():
+            if stop():
+                file.touch()
+            thread.join(0.2)
+    if failed:
+        raise failed[0]
 
 
 def _taken(path: Path) -> str:
@@ -132,20 +166,14 @@ def work(config: dict[str, Any]) -> None:
         notice_lost_machines()
         workers = Workers(context.get_world_rank(), context.get_world_size())
         if workers.is_first:
-            wait_until_free(Path(config["folder"]))
-        take_part(config["arguments"], workers)
+            RunFolder(Path(config["folder"])).wait_until_free(PATIENCE)
+        with asked_by(Path(config["stop"]).exists):
+            take_part(config["arguments"], workers)
     except WorkerLost:
         raise
     except EsperError as error:  # once more, it would be the same
         refused.write_text(str(error), encoding="utf-8")
         raise
-
-
-def wait_until_free(folder: Path) -> None:
-    """Wait until workers that were lost have ended, and so freed a run folder."""
-    until = time.monotonic() + PATIENCE
-    while folder.exists() and RunFolder(folder).writer() and time.monotonic() < until:
-        time.sleep(0.1)
 
 
 def take_part(arguments: Sequence[str], workers: Workers) -> None:
@@ -162,10 +190,13 @@ def take_part(arguments: Sequence[str], workers: Workers) -> None:
 
 
 @contextmanager
-def followed(path: Path, as_json: bool = False) -> Iterator[None]:
-    """Print every update that the workers write into a run folder, as a line or as JSON."""
+def followed(path: Path, stop: Path, as_json: bool = False) -> Iterator[None]:
+    """Print every update that the workers write into a run folder, as a line or as JSON, and how the run ended.
+
+    The file `stop` is there if the workers were asked to stop.
+    """
     over, known = Event(), len(RunFolder(path).reports())
-    thread = Thread(target=_follow, args=(path, over, known, as_json), daemon=True)
+    thread = Thread(target=_follow, args=(path, stop, over, known, as_json), daemon=True)
     thread.start()
     try:
         yield
@@ -174,7 +205,7 @@ def followed(path: Path, as_json: bool = False) -> Iterator[None]:
         thread.join(timeout=10)
 
 
-def _follow(path: Path, over: Event, known: int, as_json: bool) -> None:
+def _follow(path: Path, asked_to_stop: Path, over: Event, known: int, as_json: bool) -> None:
     folder, console, ended = RunFolder(path), literal_console(stderr=as_json), False
     while not ended:
         ended = over.wait(0.5)
@@ -190,3 +221,5 @@ def _follow(path: Path, over: Event, known: int, as_json: bool) -> None:
                     console.print(board.line(), **PLAIN)
     if folder.done:
         console.print(f"done: {path}", **PLAIN)
+    elif asked_to_stop.exists():
+        console.print(f"stopped after update {known}: go on with `esper resume {path}`", **PLAIN)

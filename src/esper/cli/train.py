@@ -22,7 +22,7 @@ from esper.cli.desk import Logging
 from esper.cli.flags import optional
 from esper.cli.loop import Position, complete, go_on, pick_up
 from esper.cli.many import Many
-from esper.cli.ray_train import OnRay, train_on_ray, wait_until_free
+from esper.cli.ray_train import PATIENCE, OnRay, train_on_ray
 from esper.cli.workers import asks_for_workers, is_worker, launch, together, were_restarted
 from esper.leyline.errors import EsperError, FileError
 from esper.recipes import Recipe, recipe
@@ -109,7 +109,7 @@ class Train:
         path, is_begun = self.run_dir, False
         if workers.is_first and path is not None and (path / "config.json").exists():
             is_begun = True
-            wait_until_free(path)
+            RunFolder(path).wait_until_free(PATIENCE)
         if workers.any(is_begun):
             Resume(run_dir=path or Path(), logging=self.logging).resume(workers)
         else:

@@ -38,8 +38,9 @@ def train_all(asked: "Train", count: int, many: Many) -> None:
         raise EsperError(f"trainings must be at least 1, not {count}")
     if asked.rng_seed is not None:
         raise EsperError("--trainings numbers the random seeds from 1: leave out --rng-seed")
-    if asked.workers is not None or asked.on_ray.least is not None:
-        raise EsperError("--workers and --least are for one training: leave them out, or --trainings")
+    if asked.workers is not None:
+        raise EsperError("--workers is for one training: leave it out, or --trainings")
+    asked.on_ray.require_unused("is for one training: leave it out, or --trainings")
     if asked.logging.json or asked.logging.heads:
         raise EsperError("--json and --heads show one training: leave them out, or train one after the other")
     many.cluster.check()

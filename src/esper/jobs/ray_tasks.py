@@ -41,7 +41,7 @@ def connect(cpus: int | None = None, address: str | None = None) -> bool:
     if ray.is_initialized():
         return False
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    local = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECTS}
+    local = {"address": "local", "num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECTS}
     address = address or os.environ.get("RAY_ADDRESS")
     try:
         ray.init(**({"address": address} if address else local), **quiet)

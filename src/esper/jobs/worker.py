@@ -6,7 +6,6 @@ import queue
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import Any
 
 from esper.jobs.records import Job
 from esper.leyline.errors import EsperError
-from esper.telemetry.lock import holder_of, locked
+from esper.telemetry.lock import locked, wait_until_free
 
 PATIENCE = 20.0
 """Seconds to wait for an earlier attempt at a job, whose process may be about to end."""
@@ -64,9 +63,7 @@ def use_threads(threads: int) -> None:
 @contextmanager
 def alone(job: Job) -> Iterator[None]:
     """Keep other processes from doing the same job; wait a little for one whose driver was killed."""
-    until = time.monotonic() + PATIENCE
-    while holder_of(job.lock) and time.monotonic() < until:
-        time.sleep(0.1)
+    wait_until_free(job.lock, PATIENCE)
     with locked(job.lock, job.log.parent):
         yield
 

@@ -37,7 +37,7 @@ from esper.leyline.atomic import replace_file
 from esper.leyline.errors import EsperError, FileError
 from esper.leyline.json_records import from_json, jsonable
 from esper.leyline.reports import LifeReport, UpdateReport
-from esper.telemetry.lock import holder_of, locked
+from esper.telemetry.lock import holder_of, locked, wait_until_free
 
 VERSION = 1
 """Version of the folder's layout; docs/files.md lists what each version changed."""
@@ -103,6 +103,10 @@ class RunFolder:
     def writer(self) -> str | None:
         """Say which process is writing to the folder; None if no process is."""
         return holder_of(self.path / LOCK)
+
+    def wait_until_free(self, seconds: float) -> None:
+        """Wait at most so many seconds for a process that writes to the folder and is about to end."""
+        wait_until_free(self.path / LOCK, seconds)
 
     def config(self) -> dict[str, Any]:
         """Return the recipe as plain data."""

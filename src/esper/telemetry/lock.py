@@ -124,6 +124,13 @@ def holder_of(path: Path) -> str | None:
     return str(holder or "another process")
 
 
+def wait_until_free(path: Path, seconds: float) -> None:
+    """Wait at most so many seconds for a process that holds the lock file `path` and is about to end."""
+    until = time.monotonic() + seconds
+    while holder_of(path) and time.monotonic() < until:
+        time.sleep(0.1)
+
+
 def _take(file: FileIO) -> bool | None:
     until = time.monotonic() + PATIENCE
     while (taken := _flock(file)) is False and time.monotonic() < until:
