@@ -16,6 +16,8 @@ from esper.tolaria.stack import ALIGNMENT, Stack
 
 EPS = 1e-8
 CLIP_EPS = 1e-6
+PARTS = ("flat", "first", "second")
+"""Parameters and moments of a stack."""
 SMALL = 2**16
 """Elements up to which a stack on a CPU takes its step together with others: copies cost less than more calls."""
 
@@ -27,14 +29,6 @@ class Update(NamedTuple):
     grad: Float[Tensor, "R P"]
     active: Bool[Tensor, " R"]
     lr: Float[Tensor, " R"]
-
-
-class Moved(NamedTuple):
-    """Parameters and moments, before a step or after it."""
-
-    flat: Tensor
-    first: Tensor
-    second: Tensor
 
 
 @torch.no_grad()
@@ -69,21 +63,17 @@ def step(
     grad = grad.to(flat.dtype)
     norm, taken = grad.square().sum(1).sqrt(), steps + active
     stack.norms.add_(norm)
-    old = Moved(flat, first, second)
-    for before, after in zip(
-        old, _moved(old, grad, norm, active, lr, taken, config, lambda row: row[:, None]), strict=True
-    ):
-        before.copy_(after)
+    _move((flat, first, second), grad, norm, active, lr, taken, config, lambda row: row[:, None])
     steps.copy_(taken)
 
 
 def _step_together(updates: Sequence[Update], config: TrainConfig) -> None:
     """Take a step in all stacks as if they were one, whose rows are the aligned pieces of theirs."""
     stacks = [update.stack.tensors for update in updates]
-    parts = [[tensors[name].view(-1, ALIGNMENT) for tensors in stacks] for name in Moved._fields]
+    parts = [[tensors[name].view(-1, ALIGNMENT) for tensors in stacks] for name in PARTS]
     grads = [update.grad.reshape(-1, ALIGNMENT) for update in updates]
     pieces, rows = [len(grad) for grad in grads], [len(update.grad) for update in updates]
-    old, grad = Moved(*(torch.cat(part) for part in parts)), torch.cat(grads)
+    whole, grad = tuple(torch.cat(part) for part in parts), torch.cat(grads)
     squares = zip(grad.square().split(pieces), rows, strict=True)
     norm = torch.cat([square.view(count, -1).sum(1) for square, count in squares]).sqrt()
     active, lr = torch.cat([update.active for update in updates]), torch.cat([update.lr for update in updates])
@@ -91,15 +81,15 @@ def _step_together(updates: Sequence[Update], config: TrainConfig) -> None:
     taken = torch.cat(steps) + active
     each = np.repeat([piece // row for piece, row in zip(pieces, rows, strict=True)], rows)
     row_of = torch.from_numpy(np.repeat(np.arange(len(each)), each))
-    new = _moved(old, grad, norm, active, lr, taken, config, lambda row: row.index_select(0, row_of)[:, None])
+    _move(whole, grad, norm, active, lr, taken, config, lambda row: row.index_select(0, row_of)[:, None])
     torch._foreach_add_([update.stack.norms for update in updates], norm.split(rows))
     torch._foreach_copy_(steps, taken.split(rows))
-    for part, moved in zip(parts, new, strict=True):
+    for part, moved in zip(parts, whole, strict=True):
         torch._foreach_copy_(part, moved.split(pieces))
 
 
-def _moved(
-    old: Moved,
+def _move(
+    parts: tuple[Tensor, ...],
     grad: Tensor,
     norm: Float[Tensor, " R"],
     active: Bool[Tensor, " R"],
@@ -107,22 +97,23 @@ def _moved(
     taken: Float[Tensor, " R"],
     config: TrainConfig,
     spread: Callable[[Tensor], Tensor],
-) -> Moved:
-    """Return parameters and moments after a step. `spread` lets a number of each row broadcast with parameters."""
-    flat, first, second = old
+) -> None:
+    """Change parameters and moments. `spread` lets a number of each row broadcast with them."""
+    flat, first, second = parts
     grad = grad * spread((config.clip / (norm + CLIP_EPS)).clamp(max=1))
     rate = lr.to(grad.dtype)
     if config.optimizer == "sgd":
-        grad = grad + config.weight_decay * flat
-        momentum, variance = first * config.momentum + grad, second
-        moved = flat - spread(rate) * momentum
+        momentum = (first * config.momentum).add_(grad.add_(config.weight_decay * flat))
+        new = flat - spread(rate) * momentum, momentum, second
     else:
         beta1, beta2 = config.betas
         momentum = torch.lerp(first, grad, 1 - beta1)
-        variance = second * beta2 + (1 - beta2) * grad.square()
+        variance = (second * beta2).add_(grad.square_().mul_(1 - beta2))
         correction1 = (1 - beta1**taken).to(grad.dtype)
         correction2 = (1 - beta2**taken).to(grad.dtype).sqrt()
+        scale = variance.sqrt().div_(spread(correction2)).add_(EPS)
         decayed = flat * spread(1 - rate * config.weight_decay)
-        moved = decayed - spread(rate / correction1) * momentum / (variance.sqrt() / spread(correction2) + EPS)
+        new = decayed.sub_((spread(rate / correction1) * momentum).div_(scale)), momentum, variance
     rows = spread(active).expand_as(flat).contiguous()
-    return Moved(*(torch.where(rows, new, old) for old, new in zip(old, (moved, momentum, variance), strict=True)))
+    for before, after in zip(parts, new, strict=True):
+        torch.where(rows, after, before, out=before)
