@@ -14,7 +14,7 @@ import torch
 import tyro
 from torch import Tensor
 
-from esper.kasmina.hosts import cnn2d
+from esper.kasmina.architectures import cnn2d
 from esper.kasmina.layers import run_rows
 from esper.leyline.specs import HostSpec
 

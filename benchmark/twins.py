@@ -17,7 +17,7 @@ from esper.exam.config import ExamConfig
 from esper.exam.holding import hold
 from esper.exam.sitting import Sitting
 from esper.kasmina import LifecycleConfig, register_blueprint
-from esper.kasmina.hosts import gpt_block
+from esper.kasmina.architectures import gpt_block
 from esper.kasmina.layers import Linear
 from esper.recipes.config import FleetConfig, Recipe
 from esper.tamiyo.policies import Doubling

@@ -167,6 +167,14 @@ def test_no_training_file_is_long():
     assert len(SOURCES[longest].splitlines()) < 500, longest
 
 
+@pytest.mark.parametrize("room", ["tolaria", "kasmina"])
+def test_files_of_the_engine_do_one_thing(room):
+    """At most 250 lines each."""
+    lines = {str(path): len(text.splitlines()) for path, text in SOURCES.items() if path.parts[0] == room}
+    assert lines
+    assert not {path: count for path, count in lines.items() if count > 250}
+
+
 LOOKED_AT = [
     path for path in SOURCES if path.parts[0] in ("exam", "simic", "recipes") or path == Path("tolaria/env.py")
 ]

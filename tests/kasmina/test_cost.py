@@ -6,6 +6,8 @@ import torch
 from esper.kasmina.cost import cost_table, epoch_cost, host_cost, seed_cost
 from esper.leyline.actions import Graft
 from esper.leyline.specs import SlotSpec, Stream
+from esper.tolaria import host_training
+from esper.tolaria.host_measuring import examined
 from toys import SEEDS, SPECS, counting_products, germinate, toy_trainer
 
 TOKENS = 6
@@ -57,7 +59,7 @@ def test_what_is_charged_is_what_torch_counts(kind, blueprint, graft):
     for silent in (True, False):
         assert (trainer.state.alpha[0] > 0).tolist() == [not silent, True]
         with counting_products() as counter:
-            trainer.train_epoch()
+            host_training.train_epoch(trainer)
         assert counter.get_total_flops() == 32 * int(epoch_cost(table, trainer.state).step)
         both = {name: getattr(trainer.state, name)[:, [1, 1]] for name in ("stage", "alpha")}
         trainer.tend(trainer.state._replace(**both))
@@ -71,10 +73,10 @@ def test_measuring_is_charged_as_torch_counts_it(kind):
         for _ in range(4 if slot == "s0" else 0):
             trainer.decide(trainer.space.action("ADVANCE", slot=slot))
     cost = epoch_cost(trainer.costs, trainer.state)
-    with counting_products() as counter, torch.no_grad(), trainer.listening() as streams:
-        now = trainer.judged(trainer.host(trainer.task.validation.x))
+    with counting_products() as counter, host_training.streams_of(trainer.host) as streams:
+        now = trainer.evaluate()
     assert counter.get_total_flops() == 64 * int(cost.validation)
     norms = {group["name"]: 1.0 for group in trainer.optimizer.param_groups}
     with counting_products() as counter:
-        trainer.examine(0.0, norms, now, streams)
+        examined(trainer, 0.0, norms, now, streams)
     assert counter.get_total_flops() == 64 * int(cost.counterfactuals)

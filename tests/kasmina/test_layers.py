@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from esper.kasmina.hosts import TransformerBlock, gpt_block
+from esper.kasmina.architectures import TransformerBlock, gpt_block
 from esper.kasmina.layers import CausalAttention, Conv, Embedding, Linear, Norm, NormPool, run_rows
 
 

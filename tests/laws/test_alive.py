@@ -6,7 +6,7 @@ import torch
 from esper.kasmina.blueprints import blueprint_names
 from esper.kasmina.hosts import host_kind
 from esper.leyline.actions import Graft
-from esper.tolaria import TrainConfig
+from esper.tolaria import TrainConfig, host_training
 from esper.tolaria.training import train_epoch
 from planted_fleets import Sown, small_fleet, sow
 from toys import SEEDS, SPECS, plant_in_training, rows_of, toy_trainer
@@ -30,11 +30,11 @@ def test_every_parameter_of_a_newborn_learns_within_three_steps(kind, blueprint,
     x, y = (part[:32] for part in trainer.task.train)
     largest: dict[str, float] = {}
     for _ in range(3):
-        trainer.gradients(x, y)
+        host_training.gradients(trainer, x, y)
         for name, p in trainer.host.slot(slot).named_parameters():
             assert p.grad is not None
             largest[name] = max(largest.get(name, 0.0), p.grad.abs().max().item())
-        trainer.step()
+        host_training.step(trainer)
     dead = [name for name, g in largest.items() if not g > ALIVE * max(largest.values())]
     assert not dead
 
@@ -50,7 +50,7 @@ def test_the_host_is_never_starved(kind, blueprint, graft):
         p.data += 0.1 * torch.randn(p.shape, generator=generator, dtype=p.dtype)
     x, y = (part[:32] for part in trainer.task.train)
     heard = {s: torch.tensor(1.0) for s in range(len(trainer.space.slots))}
-    trainer.loss(x, y, heard).backward()
+    host_training.mean_loss(trainer, x, y, heard).backward()
     norms = {name: p.grad.norm().item() for name, p in trainer.host.segments.named_parameters() if p.grad is not None}
     assert norms.keys() == dict(trainer.host.segments.named_parameters()).keys()
     assert min(norms.values()) > 1e-4 * max(norms.values())
@@ -63,8 +63,8 @@ def test_the_hosts_own_path_stays_open(kind, blueprint, graft):
     x, y = (part[:32] for part in trainer.task.train)
     plant_in_training(trainer, blueprint, graft)
     trunk = list(trainer.host.segments.parameters())
-    alone = torch.autograd.grad(trainer.loss(x, y), trunk)
-    heard = torch.autograd.grad(trainer.loss(x, y, {0: torch.tensor(1.0)}), trunk)
+    alone = torch.autograd.grad(host_training.mean_loss(trainer, x, y), trunk)
+    heard = torch.autograd.grad(host_training.mean_loss(trainer, x, y, {0: torch.tensor(1.0)}), trunk)
     for a, b in zip(alone, heard, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
 

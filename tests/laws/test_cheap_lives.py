@@ -7,9 +7,10 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from esper.kasmina import LifecycleConfig
+from esper.kasmina.cost import epoch_cost
 from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage
-from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, HostTrainer, TrainConfig
+from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, HostTrainer, TrainConfig, host_training
 from esper.tolaria.capture import Program, Programs
 from esper.tolaria.padding import Roomy
 from toys import CHAINS, SPECS, counting_products, germinate, random_legal, rows_of, toy_task, toy_trainer
@@ -73,7 +74,7 @@ def test_what_cheap_lives_are_charged_is_what_torch_counts(kind):
         before = trainer.spent
         with counting_products() as counter:
             report = trainer.decide(trainer.space.action())
-        plain = validation * int(trainer.flops_of_validation())
+        plain = validation * int(epoch_cost(trainer.costs, trainer.state).validation)
         assert counter.get_total_flops() == trainer.spent - before + plain
         assert trainer.flops() == counter.get_total_flops()
         assert report.flops == trainer.spent - before
@@ -98,7 +99,7 @@ def test_fossilized_seeds_are_measured_and_paid_for_only_if_that_is_asked_for(me
     with counting_products() as counter:
         trainer.decide(wait)
     fleet.decide(torch.tensor([wait] * 2))
-    plain = len(trainer.task.validation.x) * trainer.flops_of_validation()
+    plain = len(trainer.task.validation.x) * int(epoch_cost(trainer.costs, trainer.state).validation)
     assert trainer.spent - before == counter.get_total_flops() - plain
     assert (fleet.spent - spent).tolist() == [trainer.spent - before] * 2
     assert torch.equal(fleet.vitals.contribution[0, 0], known) != measured
@@ -179,22 +180,22 @@ def test_without_silent_training_seeds_are_heard_at_once(kind):
     assert (fleet.state.alpha[:, 0] > 0).all()
 
 
-def test_epochs_of_a_few_steps_draw_from_all_examples():
+def test_epochs_of_a_few_steps_draw_from_all_examples(monkeypatch):
     """Three of four batches an epoch: in a few epochs, every example has been seen."""
     trainer = pair("mlp", LifecycleConfig())[1][0]
-    seen, original = set(), trainer.gradients
+    seen, original = set(), host_training.gradients
 
-    def listen(x, y, teaches):
+    def listen(trainer, x, y, teaches):
         seen.update(map(tuple, x.tolist()))
-        return original(x, y, teaches)
+        return original(trainer, x, y, teaches)
 
-    trainer.gradients = listen
-    trainer.train_epoch()
+    monkeypatch.setattr(host_training, "gradients", listen)
+    host_training.train_epoch(trainer)
     assert len(seen) == 96
     trainer.epoch += 1
-    trainer.train_epoch()
+    host_training.train_epoch(trainer)
     trainer.epoch += 1
-    trainer.train_epoch()
+    host_training.train_epoch(trainer)
     assert len(seen) > 120
 
 

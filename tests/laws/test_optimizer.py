@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from esper.leyline.actions import Op
-from esper.tolaria import TrainConfig
+from esper.tolaria import TrainConfig, host_training
 from toys import SEEDS, germinate, toy_trainer
 
 OPTIMIZERS = {"adamw": TrainConfig(batch_size=32), "sgd": TrainConfig(batch_size=32, optimizer="sgd", lr=0.05)}
@@ -35,7 +35,7 @@ def test_a_seed_enters_at_birth_and_leaves_without_a_trace(kind, blueprint, graf
     newborn = list(trainer.host.slot(0).parameters())
     assert not any(trainer.optimizer.state.get(p) for p in newborn)
     trainer.begin_epoch()
-    trainer.train_epoch()
+    host_training.train_epoch(trainer)
     trunk = next(trainer.host.segments.parameters())
     if optimizer == "adamw":
         assert {trainer.optimizer.state[p]["step"].item() for p in newborn} == {2}
@@ -54,11 +54,11 @@ def test_each_group_is_clipped_by_itself():
     holder.act(germinate(holder, "mlp"))
     holder.begin_epoch()
     x, y = (part[:32] for part in alone.task.train)
-    alone.gradients(x, y)
-    holder.gradients(x, y)
+    host_training.gradients(alone, x, y)
+    host_training.gradients(holder, x, y)
     for p in holder.host.slot(0).parameters():
         p.grad = torch.full_like(p, 1e20)
-    assert holder.step()["trunk"] == alone.step()["trunk"]
+    assert host_training.step(holder)["trunk"] == host_training.step(alone)["trunk"]
     for a, b in zip(alone.host.segments.parameters(), holder.host.segments.parameters(), strict=True):
         assert torch.equal(a, b)
 

@@ -12,9 +12,10 @@ from esper.kasmina.hosts import build_host
 from esper.leyline.actions import STYLES, Graft, Op
 from esper.leyline.lifecycle import Stage
 from esper.leyline.specs import HostSpec
-from esper.tolaria import EnvConfig, Fleet, FleetEnv, HostTrainer, TrainConfig
+from esper.tolaria import EnvConfig, Fleet, FleetEnv, HostTrainer, TrainConfig, host_training
 from esper.tolaria.assignment import Kind
 from esper.tolaria.config import Engine
+from esper.tolaria.host_measuring import examined
 from esper.tolaria.static_env import StaticEnv
 from esper.tolaria.training_files import load_training, save_training
 from planted_fleets import Sown, sow
@@ -117,7 +118,7 @@ def test_a_twin_is_the_block_in_front_of_its_slot_with_its_moments(kind, style):
     trainer.act(trainer.space.action("GERMINATE", slot="s1", **born))  # s0 still fades in
     check("s1", trainer.host.get_submodule(trainer.host.blocks[1]))
     trainer.begin_epoch()
-    trainer.train_epoch()
+    host_training.train_epoch(trainer)
     trainer = trainer_of(kind)
     body = trainer.space.blueprints[0]
     for action in plan(trainer.space, 1, ("GERMINATE", "s0"), 4):
@@ -157,7 +158,7 @@ def test_a_twin_is_alive_and_its_host_is_not_starved(kind, slot):
     x, y = (part[:32] for part in trainer.task.train)
     for alpha in (None, torch.tensor(1.0)):
         trainer.optimizer.zero_grad()
-        trainer.loss(x, y, None if alpha is None else {slot: alpha}).backward()
+        host_training.mean_loss(trainer, x, y, None if alpha is None else {slot: alpha}).backward()
         for module in (trainer.host.segments, trainer.host.slot(slot)):
             norms = {name: p.grad.norm().item() for name, p in module.named_parameters()}
             assert min(norms.values()) > 1e-6 * max(norms.values())
@@ -233,12 +234,12 @@ def test_what_twins_are_charged_is_what_torch_counts(kind):
         trainer.begin_epoch()
         cost = epoch_cost(trainer.costs, trainer.state)
         with counting_products() as counter:
-            train_loss, norms, _ = trainer.train_epoch()
+            train_loss, norms, _ = host_training.train_epoch(trainer)
         assert counter.get_total_flops() == 32 * int(cost.step)
-        with torch.no_grad(), trainer.listening() as streams:
-            now = trainer.judged(trainer.host(trainer.task.validation.x))
+        with host_training.streams_of(trainer.host) as streams:
+            now = trainer.evaluate()
         with counting_products() as counter:
-            trainer.vitals = trainer.examine(train_loss, norms, now, streams)
+            trainer.vitals = examined(trainer, train_loss, norms, now, streams)
         assert counter.get_total_flops() == len(trainer.task.validation.x) * int(cost.counterfactuals)
 
 

@@ -9,7 +9,7 @@ from esper.leyline.actions import Graft
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import Purpose, key, permutation
 from esper.leyline.specs import HostSpec
-from esper.tolaria import HostTrainer, TrainConfig
+from esper.tolaria import HostTrainer, TrainConfig, host_training
 from esper.tolaria.surgery import add_group, make_optimizer, remove_group
 from toys import SPECS, germinate, same_bits, toy_task, toy_trainer
 
@@ -93,8 +93,8 @@ def test_a_silent_seed_learns_as_it_will_be_heard():
     trainer.begin_epoch()
     x, y = (part[:32] for part in trainer.task.train)
     parameters = list(trainer.host.slot(0).parameters())
-    expected = torch.autograd.grad(trainer.loss(x, y, {0: torch.tensor(0.5)}), parameters)
-    trainer.gradients(x, y)
+    expected = torch.autograd.grad(host_training.mean_loss(trainer, x, y, {0: torch.tensor(0.5)}), parameters)
+    host_training.gradients(trainer, x, y)
     for p, gradient in zip(parameters, expected, strict=True):
         assert p.grad is not None
         assert torch.equal(p.grad, gradient)

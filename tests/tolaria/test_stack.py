@@ -1,12 +1,16 @@
 """Rows of a stack: each is trained as if it had an optimizer of its own."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from esper.tolaria import TrainConfig
-from esper.tolaria.optimizer import step
+from esper.tolaria import optimizer as optimizers
+from esper.tolaria.optimizer import Update, step, step_all
 from esper.tolaria.stack import Stack
+from toys import same_bits
 
 CONFIGS = {
     "adamw": TrainConfig(weight_decay=0.1, clip=2.0, betas=(0.8, 0.95)),
@@ -57,6 +61,37 @@ def test_a_step_is_torchs_own_row_by_row(optimizer, rng):
                 torch.testing.assert_close(p[row], parameters[name].detach(), rtol=1e-12, atol=1e-12)
     assert stack.tensors["steps"].tolist() == [4, 3, 3]
     torch.testing.assert_close(stack.norms, norms, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("optimizer", CONFIGS)
+def test_stacks_that_take_a_step_together_do_so_as_each_alone(optimizer, dtype, rng, monkeypatch):
+    """To the bit, and those too large for it as well. One stack has more memory than rows."""
+    config = replace(CONFIGS[optimizer], betas=(0.9, 0.99))  # 0.99**25 in doubles depends on how many are computed
+    monkeypatch.setattr(optimizers, "SMALL", 500)
+    sizes, cpu = [(13, 1, 0), (5, 4, 9), (3, 30, 0), (1, 1, 0)], torch.device("cpu")
+    twice = [[Stack(lambda n=n: nn.Linear(7, n), rows, cpu, dtype, room) for rows, n, room in sizes] for _ in "ab"]
+    assert [stack.flat.numel() > 500 for stack in twice[0]] == [False, False, True, False]
+    for stack in (*twice[0], *twice[1]):
+        stack.bear(torch.arange(len(stack)), torch.arange(len(stack)))
+        stack.tensors["steps"].copy_(torch.arange(len(stack)) + 18)
+    for _ in range(20):
+        updates = [
+            Update(
+                stack,
+                10 * torch.rand(1, generator=rng) * torch.randn(stack.flat.shape, generator=rng, dtype=dtype),
+                torch.rand(len(stack), generator=rng) < 0.7,
+                torch.rand(len(stack), generator=rng, dtype=torch.float64),
+            )
+            for stack in twice[0]
+        ]
+        step_all(updates, config)
+        for stack, update in zip(twice[1], updates, strict=True):
+            step(stack, *update[1:], config)
+    for ours, theirs in zip(*twice, strict=True):
+        assert ours.tensors["steps"].any()
+        assert same_bits(ours.tensors, theirs.tensors)
+        assert torch.equal(ours.norms, theirs.norms)
 
 
 @pytest.mark.parametrize("room", [0, 8])

@@ -14,9 +14,9 @@ from esper.kasmina.lifecycle import incubating, speaking
 from esper.kasmina.slots import build_seed
 from esper.leyline.actions import Graft
 from esper.leyline.specs import Stream
-from esper.leyline.state import NO_BLUEPRINT
 from esper.tolaria import Fleet
 from esper.tolaria.memory import kept_bytes
+from esper.tolaria.setting import parameters_of_seeds
 
 TOUCHED = {"train step": 9, "lessons": 9, "evaluate": 1, "contributions": 1}
 """Times that each weight's bytes move: weight twice read and once written, gradient and moments read and written."""
@@ -40,7 +40,7 @@ def needs(fleet: Fleet) -> dict[str, Need]:
         "contributions": examples * cost.counterfactuals.sum(),
     }
     loud, silent = speaking(fleet.state), incubating(fleet.state)
-    kept, weights, behind = _seeds_kept(fleet), _seeds_weights(fleet), _kept_behind(fleet)
+    kept, weights, behind = _seeds_kept(fleet), parameters_of_seeds(fleet.seed_sizes, fleet.state), _kept_behind(fleet)
     host = int(behind[0]) * fleet.num_hosts
     later = kept * loud
     side = behind[1:] + later.flip(1).cumsum(1).flip(1) - later + kept  # what one side row keeps of each example
@@ -72,11 +72,6 @@ def _seeds_kept(fleet: Fleet) -> torch.Tensor:
         here = fleet.state.blueprint[:, kind.slot] == fleet.space.blueprints.index(kind.blueprint)
         kept[:, kind.slot] += here * size
     return kept
-
-
-def _seeds_weights(fleet: Fleet) -> torch.Tensor:
-    held = fleet.state.blueprint != NO_BLUEPRINT
-    return fleet.seeds_in_slots(fleet.seed_sizes, fleet.state) * held
 
 
 def _kept_behind(fleet: Fleet) -> torch.Tensor:

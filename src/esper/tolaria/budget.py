@@ -60,6 +60,29 @@ class Pace(NamedTuple):
         return torch.minimum((share + self.per_step) / WARMUP, (1 - share) / DECAY).clamp(0, 1)
 
 
+def epoch_flops(
+    cost: EpochCost,
+    batch_size: int,
+    steps: int,
+    validation: int,
+    lifecycle: LifecycleConfig,
+    is_measured: Bool[Tensor, " N"],
+) -> Int[Tensor, " N"]:
+    """Return the FLOPs of a whole epoch: training, incubation and evaluation.
+
+    Args:
+        cost: FLOPs of one example.
+        batch_size: Examples of a step.
+        steps: Steps of the epoch.
+        validation: Examples of the validation data.
+        lifecycle: How often lessons are given.
+        is_measured: Mask of the hosts whose counterfactuals count.
+    """
+    untaught = steps - -(-steps // lifecycle.lesson_every)
+    trained = steps * cost.step - untaught * cost.lessons
+    return batch_size * trained + validation * (cost.validation + is_measured * cost.counterfactuals)
+
+
 def relative_cost(
     cost: EpochCost, trained: int, validation: Int[Tensor, " N"] | int, lifecycle: LifecycleConfig
 ) -> Float[Tensor, " N"]:

@@ -13,10 +13,11 @@ from esper.kasmina.host import Host
 from esper.kasmina.lifecycle import apply, empty_slots, legal, tick, unmeasured
 from esper.leyline.errors import EsperError
 from esper.leyline.specs import HostSpec
-from esper.leyline.state import NO_BLUEPRINT, SlotState, Split, Task, Vitals
+from esper.leyline.state import SlotState, Split, Task, Vitals
 from esper.tolaria.allocator import keep_freed_memory
 from esper.tolaria.assignment import Kind
 from esper.tolaria.bucket import Bucket
+from esper.tolaria.budget import epoch_flops
 from esper.tolaria.capture import Programs
 from esper.tolaria.config import Engine, TrainConfig, check_fit
 from esper.tolaria.extraction import taken_out
@@ -25,7 +26,7 @@ from esper.tolaria.memory import MemoryEstimator
 from esper.tolaria.network import Network, where
 from esper.tolaria.padding import Padding, Roomy, exact, power_of_two
 from esper.tolaria.schedule import Switch, copied, pace_of
-from esper.tolaria.setting import seed_sizes
+from esper.tolaria.setting import parameters_of_seeds, seed_sizes
 from esper.tolaria.stack import Stack
 from esper.tolaria.training import train_epoch
 from esper.tolaria.transfer import resident
@@ -133,12 +134,6 @@ class Fleet:
         self.lr.copy_(lr)
         self.seed_lr.copy_(lr[:, None])
 
-    def seeds_in_slots(self, table: Int[Tensor, "S K G"], state: SlotState) -> Int[Tensor, "N S"]:
-        """Return the entry of each slot's seed in a table of all possible seeds; 0 where there is no seed."""
-        slot = torch.arange(len(self.slots), device=self.device)
-        value = table[slot, state.blueprint.clamp(min=0), state.graft]
-        return value.where(state.blueprint != NO_BLUEPRINT, 0)
-
     def reset(self, fresh: Bool[Tensor, " N"], rng_seeds: Int[Tensor, " N"] | None = None) -> None:
         """Replace some hosts by fresh ones: new weights, empty slots, epoch 0.
 
@@ -177,7 +172,7 @@ class Fleet:
 
     def growth(self, state: SlotState) -> Float[Tensor, " N"]:
         """Return the parameters of all seeds, silent ones included, over those of the bare host."""
-        return self.seeds_in_slots(self.seed_sizes, state).sum(1) / self.trunk.layout.num_parameters
+        return parameters_of_seeds(self.seed_sizes, state).sum(1) / self.trunk.layout.num_parameters
 
     def flops(self, counterfactuals: bool | Bool[Tensor, " N"] = True) -> Int[Tensor, " N"]:
         """Return the FLOPs of one epoch of each host: training, incubation and evaluation.
@@ -185,12 +180,10 @@ class Fleet:
         Args:
             counterfactuals: Whether to count the passes that measure the contribution of each seed.
         """
-        cost, steps = epoch_cost(self.costs, self.state, self.lifecycle), self.num_steps
-        untaught = steps - -(-steps // self.lifecycle.lesson_every)
+        cost = epoch_cost(self.costs, self.state, self.lifecycle)
         is_measured = self.lifecycle.measures(self.epoch) & counterfactuals
-        measured = cost.validation + is_measured * cost.counterfactuals
-        trained = steps * cost.step - untaught * cost.lessons
-        return self.config.batch_size * trained + len(self.validation_data.x) * measured
+        examples = len(self.validation_data.x)
+        return epoch_flops(cost, self.config.batch_size, self.num_steps, examples, self.lifecycle, is_measured)
 
     def legal(self) -> Bool[Tensor, "N O S"]:
         """Return a mask of the ops that are legal on each slot of each host."""

@@ -1,9 +1,7 @@
 """Train and grow one host in plain PyTorch: the reference that fleets are tested against."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,27 +10,21 @@ from esper.kasmina.cost import CostTable, cost_table, epoch_cost
 from esper.kasmina.gates import LifecycleConfig
 from esper.kasmina.host import num_parameters
 from esper.kasmina.hosts import build_host
-from esper.kasmina.lifecycle import apply, copied_slots, empty_slots, incubating, legal, speaking, tick, unmeasured
+from esper.kasmina.lifecycle import apply, copied_slots, empty_slots, legal, tick, unmeasured
 from esper.kasmina.slots import build_seed
-from esper.leyline.actions import Graft, Head, Op
+from esper.leyline.actions import Graft, Head
 from esper.leyline.errors import EsperError
-from esper.leyline.lifecycle import Stage
-from esper.leyline.reports import EpochReport, SlotReport
-from esper.leyline.rng import Purpose, key, permutation
+from esper.leyline.reports import EpochReport
+from esper.leyline.rng import Purpose, key
 from esper.leyline.specs import HostSpec
-from esper.leyline.state import NO_BLUEPRINT, Setting, Signals, SlotState, Split, Task, Vitals
-from esper.tolaria.budget import Clock, Pace, paced, relative_cost
+from esper.leyline.state import NO_BLUEPRINT, Setting, Signals, SlotState, Split, Task
+from esper.tolaria.budget import Clock, Pace, epoch_flops, paced
 from esper.tolaria.config import TrainConfig, check_fit
+from esper.tolaria.host_measuring import Evaluation, all_finite, examined, judged
+from esper.tolaria.host_reports import report_of, signals_of
+from esper.tolaria.host_training import streams_of, train_epoch
 from esper.tolaria.setting import make_setting, seed_sizes
 from esper.tolaria.surgery import TRUNK, add_group, copy_module, make_optimizer, remove_group
-
-
-class Evaluation(NamedTuple):
-    """Mean loss, metric and score of a host on the validation data."""
-
-    loss: float
-    metric: float
-    score: float
 
 
 class HostTrainer:
@@ -109,16 +101,16 @@ class HostTrainer:
         refused = self.act(action)
         self.begin_epoch()
         pace = self.pace()
-        train_loss, norms, pulls = self.train_epoch(pace)
-        with torch.no_grad(), self.listening() as streams:
-            evaluation = self.judged(self.host(self.task.validation.x))
-        self.vitals = self.examine(train_loss, norms, evaluation, streams)
+        train_loss, norms, pulls = train_epoch(self, pace)
+        with torch.no_grad(), streams_of(self.host) as streams:
+            evaluation = self.evaluate()
+        self.vitals = examined(self, train_loss, norms, evaluation, streams)
         self.vitals = self.vitals._replace(pull=pulls[None].to(self.state.alpha))
         self.epoch += 1
         if pace is not None:
             self.spent, self.over = self.spent + float(pace.charged), bool(pace.is_last)
         flops = self.flops() if pace is None else int(pace.charged)
-        return self.report(action, refused, train_loss, evaluation, flops)
+        return report_of(self, action, refused, train_loss, evaluation, flops)
 
     def legal(self) -> Tensor:
         """Return a mask of the ops that are legal on each slot, (O, S)."""
@@ -148,27 +140,7 @@ class HostTrainer:
             age: Decisions since the policy took over.
             report: Report of the last epoch; None before the first, when the host is evaluated here.
         """
-        if report is None:
-            measured, train_loss, flops = self.evaluate(), torch.nan, 0
-        else:
-            measured = Evaluation(report.validation_loss, report.metric, report.score)
-            train_loss, flops = report.train_loss, report.flops
-        loss, metric, score = (torch.tensor([x], dtype=self.dtype) for x in measured)
-        return Signals(
-            score=score,
-            metric=metric,
-            loss=loss,
-            train_loss=torch.tensor([train_loss], dtype=torch.float64),
-            growth=torch.tensor([num_parameters(self.host.slots)]) / num_parameters(self.host.segments),
-            flops=torch.tensor([flops], dtype=torch.float64),
-            age=torch.tensor([age]),
-            sibling=torch.ones(1, dtype=torch.bool),
-            legal=legal(self.state, self.vitals, self.lifecycle),
-            slots=self.state,
-            vitals=self.vitals,
-            spent=None if self.budget is None else torch.tensor([self.spent / self.budget], dtype=torch.float64),
-            pace=None if self.budget is None else self.relative_cost(),
-        )
+        return signals_of(self, age, report)
 
     def begin_epoch(self) -> None:
         """Advance stages and alphas by one epoch, and set the learning rate of each seed."""
@@ -215,12 +187,6 @@ class HostTrainer:
         clock = Clock(budget, self.config.batch_size, self.num_steps, self.lifecycle.lesson_every)
         return paced(clock, spent, cost, torch.tensor([len(self.task.validation.x) * self.is_measured]))
 
-    def relative_cost(self) -> Tensor:
-        """Return what an epoch costs in the present state, contributions included, divided by that of a bare host."""
-        cost, trained = epoch_cost(self.costs, self.state, self.lifecycle), self.num_steps * self.config.batch_size
-        epoch = relative_cost(cost, trained, len(self.task.validation.x), self.lifecycle)
-        return epoch / (trained * self.costs.host.train)
-
     @property
     def num_steps(self) -> int:
         """Steps of an epoch."""
@@ -231,102 +197,6 @@ class HostTrainer:
         """Whether the contributions of seeds are measured in the coming epoch."""
         return bool(self.lifecycle.measures(torch.tensor([self.epoch + 1])))
 
-    def train_epoch(self, pace: Pace | None = None) -> tuple[float, dict[str, float], Tensor]:
-        """Train for one epoch, or for as many steps as the budget allows.
-
-        Returns:
-            The mean loss; the mean gradient norm of each optimizer group; and the mean norm of the loss's gradient with
-            respect to the stream at each slot.
-        """
-        x, y = self.task.train
-        size = self.config.batch_size
-        order = permutation(key(self.rng_seed, Purpose.SHUFFLE, self.epoch), len(x))
-        batches = order[: len(x) // size * size].view(-1, size)
-        losses, norms, pulls = [], [], []
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        for n in range(self.num_steps if pace is None else int(pace.steps)):
-            batch = batches[n % len(batches)]
-            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate if pace is None else rate * float(pace.rate(n))
-            loss, pull = self.gradients(x[batch], y[batch], teaches=n % self.lifecycle.lesson_every == 0)
-            losses.append(loss)
-            pulls.append(pull)
-            norms.append(self.step())
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-        mean = {name: sum(norm[name] for norm in norms) / len(norms) for name in norms[0]}
-        return sum(losses) / len(losses), mean, torch.stack(pulls).mean(0)
-
-    def gradients(self, x: Tensor, y: Tensor, teaches: bool = True) -> tuple[float, Tensor]:
-        """Compute the gradients of one batch.
-
-        An incubating seed gets the gradient of the loss with the seed at its alpha target; everything else gets that of
-        the host's own loss.
-
-        Args:
-            x: Examples.
-            y: Their targets.
-            teaches: Whether incubating seeds get a gradient.
-
-        Returns:
-            The loss, and the norm of its gradient with respect to the stream at each slot.
-        """
-        self.optimizer.zero_grad()
-        with self.listening() as streams:
-            loss = self.loss(x, y)
-        for stream in streams:
-            stream.retain_grad()
-        loss.backward()
-        for s in incubating(self.state)[0].nonzero()[:, 0].tolist() if teaches else ():
-            parameters = list(self.host.slot(s).parameters())
-            with self.frozen_but(s):
-                out = self.host.after(s, streams[s].detach(), {s: self.state.alpha_target[0, s]})
-                side = self.mean_loss(out, y)
-            for p, gradient in zip(parameters, torch.autograd.grad(side, parameters), strict=True):
-                p.grad = gradient
-        return loss.item(), torch.stack([stream.grad.norm() for stream in streams if stream.grad is not None])
-
-    def step(self) -> dict[str, float]:
-        """Clip each optimizer group separately, take a step, and return the norms before clipping."""
-        norms = {
-            group["name"]: nn.utils.clip_grad_norm_(group["params"], self.config.clip).item()
-            for group in self.optimizer.param_groups
-        }
-        self.optimizer.step()
-        return norms
-
-    def loss(self, x: Tensor, y: Tensor, alphas: Mapping[int, Tensor] | None = None) -> Tensor:
-        """Return the mean loss of examples, with some slots' alpha replaced."""
-        return self.mean_loss(self.host(x, alphas), y)
-
-    def mean_loss(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the mean loss of predictions."""
-        return self.task.spec.objective.loss(out, y).mean()
-
-    @contextmanager
-    def listening(self) -> Iterator[list[Tensor]]:
-        """Yield a list that the streams at all slots are added to while the host runs."""
-        streams: list[Tensor] = []
-        hooks = [slot.register_forward_pre_hook(lambda _, given: streams.append(given[0])) for slot in self.host.slots]
-        try:
-            yield streams
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    @contextmanager
-    def frozen_but(self, slot: int) -> Iterator[None]:
-        """Let gradients reach no weights but those of the seed in a slot."""
-        trained = {p for p in self.host.parameters() if p.requires_grad}
-        others = trained - set(self.host.slot(slot).parameters())
-        for p in others:
-            p.requires_grad_(False)
-        try:
-            yield
-        finally:
-            for p in others:
-                p.requires_grad_(True)
-
     @torch.no_grad()
     def evaluate(self, alphas: Mapping[int, Tensor] | None = None) -> Evaluation:
         """Evaluate the host on the validation data.
@@ -334,91 +204,16 @@ class HostTrainer:
         Args:
             alphas: Values to use instead of the alpha of some slots, by slot index.
         """
-        return self.judged(self.host(self.task.validation.x, alphas))
-
-    def judged(self, out: Tensor) -> Evaluation:
-        """Return how good predictions for the validation data are."""
-        objective, y = self.task.spec.objective, self.task.validation.y
-        metric = objective.metric(out, y).mean()
-        score = objective.score(metric, self.task.spec.outputs)
-        return Evaluation(objective.loss(out, y).mean().item(), metric.item(), score.item())
-
-    @torch.no_grad()
-    def examine(
-        self, train_loss: float, norms: Mapping[str, float], now: Evaluation, streams: Sequence[Tensor]
-    ) -> Vitals:
-        """Return the vitals after an epoch, given the streams at all slots on the validation data.
-
-        The contribution of a seed is the score with it minus the score without it.
-        """
-        vitals = unmeasured(self.state)
-        finite = torch.tensor([train_loss, now.loss, norms[TRUNK]]).isfinite().all()
-        vitals.sane[0] = finite & all_finite(self.host.segments)
-        for s, spec in enumerate(self.host.slot_specs):
-            slot = self.host.slot(s)
-            if slot.seed is None:
-                continue
-            learns = bool(incubating(self.state)[0, s] | speaking(self.state)[0, s])
-            vitals.share[0, s] = norms[spec.name] / norms[TRUNK] if norms[TRUNK] else torch.nan
-            vitals.healthy[0, s] = all_finite(slot) and (not learns or 0 < norms[spec.name] < torch.inf)
-            speaks = bool(speaking(self.state)[0, s])
-            alpha = torch.tensor(0.0) if speaks else self.state.alpha_target[0, s]
-            if not (self.is_measured and self.lifecycle.measured(self.state)[0, s]):
-                vitals.contribution[0, s] = self.vitals.contribution[0, s]
-                continue
-            switched = self.judged(self.host.after(s, streams[s], {s: alpha})).score
-            vitals.contribution[0, s] = now.score - switched if speaks else switched - now.score
-        return vitals
+        return judged(self, self.host(self.task.validation.x, alphas))
 
     def flops(self) -> int:
         """Return the FLOPs of a whole epoch: training, incubation and evaluation, counterfactuals included."""
-        cost, steps = epoch_cost(self.costs, self.state, self.lifecycle), self.num_steps
-        untaught = steps - -(-steps // self.lifecycle.lesson_every)
+        cost = epoch_cost(self.costs, self.state, self.lifecycle)
         is_measured = self.lifecycle.measures(torch.tensor([self.epoch]))
-        measured = cost.validation + is_measured * cost.counterfactuals
-        trained = self.config.batch_size * (steps * cost.step - untaught * cost.lessons)
-        return int(trained + len(self.task.validation.x) * measured)
-
-    def flops_of_validation(self) -> int:
-        """Return the FLOPs of a plain forward pass of one example."""
-        return int(epoch_cost(self.costs, self.state).validation)
-
-    def report(
-        self, action: Sequence[int], refused: bool, train_loss: float, evaluation: Evaluation, flops: int
-    ) -> EpochReport:
-        """Return the report of the last epoch."""
-        op = action[Head.OP]
-        slots = []
-        for s, spec in enumerate(self.host.slot_specs):
-            seed = self.host.slot(s).seed
-            slots.append(
-                SlotReport(
-                    name=spec.name,
-                    stage=Stage(int(self.state.stage[0, s])).name,
-                    alpha=self.state.alpha[0, s].item(),
-                    blueprint=None if seed is None else seed.blueprint,
-                    contribution=None if seed is None else self.vitals.contribution[0, s].item(),
-                )
-            )
-        return EpochReport(
-            epoch=self.epoch - 1,
-            op=Op(op).name if 0 <= op < len(Op) else str(op),
-            refused=refused,
-            train_loss=train_loss,
-            validation_loss=evaluation.loss,
-            metric=evaluation.metric,
-            score=evaluation.score,
-            parameters=num_parameters(self.host),
-            growth=self.host.growth,
-            flops=flops,
-            slots=tuple(slots),
-        )
+        steps, examples = self.num_steps, len(self.task.validation.x)
+        return int(epoch_flops(cost, self.config.batch_size, steps, examples, self.lifecycle, is_measured))
 
 
 def _cast(split: Split, dtype: torch.dtype) -> Split:
     """Convert examples, and targets that are not class indices, to the host's precision."""
     return Split(*(part.to(dtype) if part.is_floating_point() else part for part in split))
-
-
-def all_finite(module: nn.Module) -> bool:
-    return all(bool(p.isfinite().all()) for p in module.parameters())

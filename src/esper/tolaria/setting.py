@@ -12,7 +12,7 @@ from esper.kasmina.host import num_parameters
 from esper.kasmina.slots import build_seed
 from esper.leyline.actions import ActionSpace, Graft
 from esper.leyline.specs import SlotSpec, TaskSpec
-from esper.leyline.state import Setting
+from esper.leyline.state import NO_BLUEPRINT, Setting, SlotState
 
 TRAIN = PassCost._fields.index("train")
 SeedTable = Int[Tensor, "S K G"]
@@ -28,6 +28,12 @@ def tabulate(slots: Sequence[SlotSpec], space: ActionSpace, value: Callable[[Slo
 def seed_sizes(slots: Sequence[SlotSpec], space: ActionSpace) -> SeedTable:
     """Return the number of parameters of every possible seed."""
     return tabulate(slots, space, lambda slot, name, graft: num_parameters(build_seed(slot, name, graft)))
+
+
+def parameters_of_seeds(sizes: SeedTable, state: SlotState) -> Int[Tensor, "N S"]:
+    """Return the number of parameters of the seed in each slot; 0 where there is none."""
+    slot = torch.arange(len(sizes), device=sizes.device)
+    return sizes[slot, state.blueprint.clamp(min=0), state.graft].where(state.blueprint != NO_BLUEPRINT, 0)
 
 
 def make_setting(

@@ -13,7 +13,7 @@ from esper.kasmina.kernels import where
 from esper.leyline.rng import Purpose, key, permutation
 from esper.tolaria.assignment import Assignment, Kind, Known, hosts_by_kind, rows_of
 from esper.tolaria.budget import Pace
-from esper.tolaria.optimizer import step
+from esper.tolaria.optimizer import Update, step_all
 from esper.tolaria.recording import recorded
 from esper.tolaria.schedule import copied, schedule
 from esper.tolaria.stack import by_row, squares
@@ -111,6 +111,6 @@ def train_step(
         trains = {None: running} | {kind: running[hosts] for kind, hosts in rows.items()}
         active = {name: trains[name] & learns for name, learns in active.items()}
         gradients = [where(trains[name], g, 0.0) for name, g in zip(stacks, gradients, strict=True)]
-    for (name, stack), gradient in zip(stacks.items(), gradients, strict=True):
-        step(stack, gradient, active[name], rate[name], fleet.config)
+    named = zip(stacks.items(), gradients, strict=True)
+    step_all([Update(stack, gradient, active[name], rate[name]) for (name, stack), gradient in named], fleet.config)
     count += 1
