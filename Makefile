@@ -22,7 +22,7 @@ demo: $(DEMO)  ## a GPT that grows against fixed depths, at equal compute; 5 min
 	$(BIN)/python examples/demo.py
 
 test: $(READY)  ## everything, slow learning tests included
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(READY)  ## format, lint, types, import contracts, and today's sample of mutants
 	$(BIN)/ruff format --check .

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from esper.cli.bench_grow import CNN, STATES, Loop, Subject, Transformer, compare, interval, loops, show
+from esper.cli.bench_grow import CNN, STATES, SUBJECTS, Loop, Subject, Transformer, compare, interval, loops, show
 
 CPU = torch.device("cpu")
 TINY = {"cnn": Subject(CNN, 4, 2, 2), "transformer": Subject(Transformer, 64, 2, 1, 4)}
@@ -32,6 +32,16 @@ def test_models_are_equal_but_for_the_state_of_their_growth(name, state):
     other.run(4)
     assert growth.steps == before + 4
     assert growth.is_blending == (state == "blending")
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_models_that_are_measured_train(name):
+    assert SUBJECTS["cpu"].keys() == TINY.keys()
+    subject = SUBJECTS["cpu"][name]
+    loop = Loop(subject.model(subject.depth, CPU), subject.data(CPU))
+    before = [x.clone() for x in loop.model.parameters()]
+    loop.run(1)
+    assert not any(map(torch.equal, before, loop.model.parameters()))
 
 
 def hooks(loop: Loop) -> int:

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from esper.cli import main
+from esper.cli.bench_grow import CNN, Subject, Transformer
 from esper.cli.commands import parse
 from esper.cli.exam import Exam, cost, few
 from esper.cli.sizes import size_in_bytes
@@ -54,7 +55,9 @@ def test_bench_ppo_prints_one_json_object(capsys):
 
 
 @pytest.mark.slow
-def test_bench_grow_prints_one_json_object(capsys):
+def test_bench_grow_prints_one_json_object(monkeypatch, capsys):
+    tiny = {"cnn": Subject(CNN, 4, 2, 2), "transformer": Subject(Transformer, 64, 2, 1, 4)}
+    monkeypatch.setattr("esper.cli.bench_grow.SUBJECTS", {"cpu": tiny})
     main(["bench", "grow", "--device", "cpu", "--json", "--pairs", "6"])
     found = json.loads(capsys.readouterr().out)
     assert found["device"].startswith("CPU")

@@ -126,6 +126,13 @@ def written(growth: Growth, folder: Path) -> tuple[str, Page]:
     return text, Page(text)
 
 
+@pytest.fixture(scope="module")
+def told(tmp_path_factory) -> tuple[Growth, str, Page]:
+    """A run of two births, and its page."""
+    growth = train(made())
+    return growth, *written(growth, tmp_path_factory.mktemp("told"))
+
+
 # One sentence.
 
 
@@ -252,9 +259,8 @@ def test_a_run_with_two_births_is_told_from_its_first_to_its_last_step(tmp_path)
     assert "<details>" in text
 
 
-def test_the_page_needs_nothing_else_and_is_the_same_when_written_again(tmp_path):
-    growth = train(made())
-    text, page = written(growth, tmp_path)
+def test_the_page_needs_nothing_else_and_is_the_same_when_written_again(told, tmp_path):
+    growth, text, page = told
     assert not re.search(r"https?://|@import|<script|<link|url\((?!#)", text)
     assert all(source.startswith("#") for source in page.fetched)
     assert {source[1:] for source in page.fetched} <= set(page.ids)
@@ -263,8 +269,8 @@ def test_the_page_needs_nothing_else_and_is_the_same_when_written_again(tmp_path
     assert written(growth, tmp_path)[0] == text
 
 
-def test_every_color_follows_the_mode_of_the_reader(tmp_path):
-    text, _ = written(train(made()), tmp_path)
+def test_every_color_follows_the_mode_of_the_reader(told):
+    _, text, _ = told
     pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
     assert len(pictures) == 2
     for picture in pictures:
@@ -328,8 +334,8 @@ def test_runs_that_never_grew_never_stepped_or_go_on_are_told(tmp_path):
         assert said in page.texts[0][1]
 
 
-def test_a_resumed_run_is_told_as_if_it_had_never_stopped(tmp_path):
-    whole, _ = written(train(made()), tmp_path)
+def test_a_resumed_run_is_told_as_if_it_had_never_stopped(told, tmp_path):
+    _, whole, _ = told
     first = train(made(), 30)
     first.save(tmp_path / "saved")
     torch.manual_seed(0)

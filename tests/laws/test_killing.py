@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from esper.cli import main
 from telemetry_toys import MAIN, SMALL, reports_of, same_runs
 
 RUN = [
@@ -79,7 +80,7 @@ def run(code: str, *arguments: str) -> str:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    run(MAIN, *RUN, str(folder))
+    main([*RUN, str(folder)])
     return folder
 
 
@@ -108,5 +109,5 @@ def test_a_signal_ends_a_run_with_a_checkpoint(whole, tmp_path):
     assert 0 < len(reports_of(folder)) < 8
     assert not (folder / "controller.safetensors").exists()
     assert [path.stem for path in (folder / "checkpoints").glob("0*")] == [f"{len(reports_of(folder)):06d}"]
-    run(MAIN, "resume", str(folder))
+    main(["resume", str(folder)])
     same_runs(whole, folder)
