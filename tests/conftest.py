@@ -12,6 +12,7 @@ import torch
 
 import typecheck  # noqa: F401  (its decorator must be there before esper is imported)
 
+WAITING = ("tests/jobs/test_ray", "tests/laws/test_killing")
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
 hypothesis.settings.register_profile("esper", deadline=None, derandomize=True, max_examples=50)
@@ -28,6 +29,11 @@ def quick_collections():
     """Leave what came before out of collections: with all tests imported, one takes a second, and every fleet asks."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that mostly wait for processes, so that others run meanwhile and not before."""
+    items.sort(key=lambda item: not item.nodeid.startswith(WAITING))
 
 
 @pytest.fixture
