@@ -17,7 +17,7 @@ import pytest
 from esper.cli import main
 from esper.cli.many import Many
 from esper.jobs import run_jobs
-from esper.jobs.ray_tasks import OBJECTS, RayTasks, connect, require_ray
+from esper.jobs.ray_tasks import OBJECTS, RayTasks, connect, interruptible, require_ray
 from esper.jobs.running import ATTEMPTS
 from esper.leyline.errors import EsperError
 from esper.telemetry import RunFolder
@@ -117,15 +117,19 @@ def test_tasks_that_ray_has_no_room_for_are_refused(ray):
 
 @needs_ray
 def test_tasks_are_interrupted_when_they_are_to_stop(ray, tmp_path):
-    """A second after the first began: Ray can lose what interrupts a task that is only just beginning."""
-    jobs, since = [job(tmp_path, "a", seconds=60.0), job(tmp_path, "b")], []
-
-    def stop():
-        since.extend([time.monotonic()] if begun(tmp_path) else [])
-        return bool(since) and since[-1] - since[0] > 1
-
-    assert not list(run_jobs(jobs, RayTasks(1), stop=stop))
+    jobs = [job(tmp_path, "a", seconds=60.0), job(tmp_path, "b")]
+    assert not list(run_jobs(jobs, RayTasks(1), stop=lambda: bool(begun(tmp_path))))
     assert begun(tmp_path) == ["a"]
+
+
+def test_a_task_can_be_interrupted_where_ray_was_started_in_the_background(tmp_path):
+    """A shell lets what it starts with & ignore Ctrl-C, and Ray's workers inherit that."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        interruptible({"job": job(tmp_path, "a").plain(), "threads": 1, "cwd": os.getcwd()})
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 DRIVER = """

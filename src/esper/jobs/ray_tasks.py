@@ -2,6 +2,8 @@
 
 import logging
 import os
+import signal
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -50,6 +52,13 @@ def connect(cpus: int | None = None, address: str | None = None) -> bool:
     return True
 
 
+def interruptible(asked: Mapping[str, Any]) -> str:
+    """Do a job as `perform` does, also where what started Ray ignores Ctrl-C, as shells have it in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return perform(asked)
+
+
 class RayTasks:
     """Tasks of Ray, one for each job, each with its CPUs and its share of a GPU.
 
@@ -70,7 +79,7 @@ class RayTasks:
         share = self._share() if uses_gpus else 0.0
         self._require_room()
         # Lost workers are replaced by run_jobs, which counts them and says so.
-        self.task = self.ray.remote(perform).options(num_cpus=threads, num_gpus=share, max_retries=0)
+        self.task = self.ray.remote(interruptible).options(num_cpus=threads, num_gpus=share, max_retries=0)
 
     def _share(self) -> float:
         """Return the share of a GPU that each task gets: at most one GPU."""
