@@ -29,7 +29,7 @@ from esper.telemetry.setting import setting_of
 PATIENCE = 60.0
 """Seconds to wait until workers that were lost have ended and freed the run folder."""
 FAILURES = 3
-"""How often lost workers are replaced if nobody says."""
+"""Default number of times that lost workers are replaced."""
 EXCHANGE = 12 * 60 * 60
 """Seconds that an exchange waits for the other workers: warm starts take hours."""
 

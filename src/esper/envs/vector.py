@@ -144,12 +144,12 @@ class GrowthVectorEnv(VectorEnv):
         step = self.lives.step(chosen)
         ended = step.terminated | step.truncated
         self.life = before.followed_by(step.signals, ended, self.lives.drawn_prices())
-        last = before.followed_by(step.final, self.nobody, before.rent)
+        last = before.followed_by(step.final, self.nobody, before.rent)  # of lives that go on: the same again
         both, refused = joined(self.life, last), torch.cat([step.refused & ~ended, step.refused])
         told = {"obs": observe_life(both, self.setting), **facts(both, refused, self.setting.space)}
-        rent, rewards = before.rent, self.asked.rewards
+        rent, asked = before.rent, self.asked.rewards
         outcome = {"terminated": step.terminated, "truncated": step.truncated}
-        outcome["reward"] = reward(before.signals, step.final, rent, step.penalty, ended, rewards).total
+        outcome["reward"] = reward(before.signals, step.final, rent, step.penalty, ended, asked).total
         known = arrays(told | outcome)
         terminated, truncated, rewards = (known.pop(name)[: self.num_envs] for name in outcome)
         if self.asked.terminal:
