@@ -24,21 +24,25 @@ fleet() { # fleet WORKLOAD HOSTS DECISIONS SEEDS...
     --decisions "$decisions" --seeds "$@" --json
 }
 
+profile() { # profile WORKLOAD
+  once "profile-$1" 120 "${esper[@]}" bench profile --workload "$1" --hosts 64 --json
+}
+
 once blocks 60 python3 benchmark/cnn_blocks.py
 once kernels 300 python3 -m pytest -q -o addopts="" --import-mode=importlib tests/kasmina/test_gpu_kernels.py
 once laws 300 python3 -m pytest -q -o addopts="" --import-mode=importlib -m gpu tests/laws tests/tolaria tests/envs
 once env 60 python3 benchmark/env_throughput.py --tasks spirals-6 --hosts 64 256 --rounds 8 --device cuda
 fleet small2d 64 24 none live
 fleet cifar 64 24 none live
-fleet tokens 64 24 none twins live
-fleet tiny2d 256 100 none live
-fleet mnist1d 256 100 none live
 if [ -n "$images" ]; then
   once train 180 "${esper[@]}" train cifar10 --fleets.0.options.path "$images" --learn.updates 3 --exam 0 \
     --run-dir "$folder/run"
   cat "$folder/run/reports.jsonl"
 fi
+profile small2d
+fleet tokens 64 24 none twins live
+profile tokens
+fleet tiny2d 256 100 none live
+fleet mnist1d 256 100 none live
 once precision 150 "${esper[@]}" bench precision --task phrases --host gpt --json
-for work in small2d cifar tokens; do
-  once "profile-$work" 120 "${esper[@]}" bench profile --workload "$work" --hosts 64 --json
-done
+profile cifar

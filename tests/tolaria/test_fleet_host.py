@@ -9,6 +9,7 @@ from esper.leyline.actions import GRAFTS
 from esper.leyline.errors import EsperError
 from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, TrainConfig
 from esper.tolaria.schedule import copied, schedule
+from esper.tolaria.transfer import pack, unpack
 from planted_fleets import Sown, small_fleet, sow
 from toys import SPECS, bits, random_legal, rows_of, same_bits, toy_task, toy_trainer
 
@@ -18,7 +19,7 @@ TOLERANCES = {"fp64": 1e-9, "fp32": 1e-5}
 def outputs(fleet: Fleet, x: Tensor) -> Tensor:
     """What the fleet's own program computes for all hosts, (N, B, ...)."""
     none = torch.zeros_like(fleet.state.alpha, dtype=torch.bool)
-    assignment = schedule(fleet, copied(fleet), measuring=True, switch=none)
+    assignment = unpack(pack(schedule(fleet, copied(fleet), measuring=True, switch=none), fleet.device))
     flats = {name: stack.flat for name, stack in fleet.network.stacks.items()}
     with torch.no_grad():
         return fleet.network.forward(flats, x.expand(fleet.num_hosts, *x.shape), assignment)[0]
