@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from esper.kasmina.kernels import along, births, conv, grafts, norm, pool, routes
+from esper.kasmina.kernels import along, births, causal_attention, conv, grafts, layer_norm, norm, pool, routes
 from esper.tolaria import TrainConfig
 from esper.tolaria.optimizer import CLIP_EPS, EPS, step
 from esper.tolaria.stack import Stack
@@ -102,6 +102,39 @@ def test_convolutions_with_band_matrices(space, kernel, inputs, outputs, batch, 
     a, w, b, g = on_device((x, weight, bias, grad))
     ours = band.band_conv(a, w), band.band_conv(a, w, b), band.band_conv(g, w, mirrored=True)
     close((*ours, band.band_conv_for_weight(g, a, w)), (bare, bare + along(bias.float(), bare), *into), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("length", "heads", "head"), [(1, 1, 8), (7, 2, 3), (24, 1, 16), (64, 4, 16), (128, 2, 16)])
+def test_attention(length, heads, head, dtype):
+    """Also where a context is no power of two, and for logits so large that only their maximum keeps them finite."""
+    from esper.kasmina.kernels import gpu
+
+    qkv = (8 * drawn(5, length, 3 * heads * head)).to(dtype)
+    grad = drawn(5, length, heads * head).to(dtype)
+    wide = qkv.float().requires_grad_()
+    plain = causal_attention(wide, heads)
+    (into,) = torch.autograd.grad(plain, wide, grad.float())
+    q, g = on_device((qkv, grad))
+    assert gpu.attends(q, heads) == (length <= (128 if dtype == torch.bfloat16 else 64))
+    close((gpu.attention(q, heads), gpu.attention_backward(g, q, heads)), (plain.detach(), into), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("space", "channels"), [((), 64), ((20,), 6), ((129,), 100), ((3, 4), 5000)])
+def test_layer_norms(space, channels, dtype):
+    """Of rows that lie apart in memory, too, and whose gradient is one row for all."""
+    from esper.kasmina.kernels import gpu
+
+    x = (drawn(3, 2, 4, *space, channels) + 2).to(dtype)[:, 1]
+    weight, bias = (t.to(dtype) for t in (drawn(3, channels), drawn(3, 1, channels)[:, 0]))
+    leaves = [t.float().requires_grad_() for t in (x, weight, bias)]
+    grad = drawn(*x.shape[1:]).to(dtype).expand(x.shape)
+    out = layer_norm(*leaves)
+    plain = out, *torch.autograd.grad(out, leaves, grad.float())
+    a, w, b, g = on_device((x, weight, bias, grad))
+    ours = gpu.layer_norm(a, w, b, norm.EPS), *gpu.layer_norm_backward(g, a, w, norm.EPS)
+    close(ours, [t.detach() for t in plain], dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

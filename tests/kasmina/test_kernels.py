@@ -6,7 +6,18 @@ from torch.func import vmap
 from torch.nn import functional
 
 from esper.kasmina.blending import delta
-from esper.kasmina.kernels import add, any_delta, convolve, convolve_channels, group_norm, max_pool, route, take
+from esper.kasmina.kernels import (
+    add,
+    any_delta,
+    convolve,
+    convolve_channels,
+    group_norm,
+    max_pool,
+    product,
+    products,
+    route,
+    take,
+)
 from esper.leyline.actions import Graft
 
 
@@ -106,3 +117,21 @@ def test_what_seeds_take_and_add_goes_to_the_rows_of_their_hosts(rng):
     assert torch.equal(into_x, grad + torch.stack([gives[2], 0 * grad[1], 0 * grad[2], gives[0]]))
     silent = torch.zeros_like(grad[0])
     assert torch.equal(into_deltas, torch.stack([alpha[0] * grad[3], silent, alpha[2] * grad[0], silent]))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("rows", "positions"), [(3, 24), (1, 64), (2, 18), (5, 7)])
+def test_products_of_many_positions_sum_the_gradients_of_weights_in_parts(rows, positions, biased, rng, monkeypatch):
+    """As on a GPU, where a row may have 100,000 positions and a dozen weights."""
+    for name, value in (("usable", lambda *tensors: True), ("LONG", 7), ("PART", 2), ("PROGRAMS", 20)):
+        monkeypatch.setattr(products, name, value)
+    parts = products.num_parts(rows, positions)
+    assert positions % parts == 0
+    assert parts == {24: 8, 64: 32, 18: 2, 7: 1}[positions]
+    x, weight = torch.randn(rows, positions, 3, generator=rng), torch.randn(rows, 4, 3, generator=rng)
+    bias = [torch.randn(rows, 4, generator=rng)] if biased else []
+    check(
+        lambda x, weight, bias=None: product(x, weight, bias),
+        lambda x, weight, bias=0.0: x @ weight.mT + bias,
+        *(x, weight, *bias),
+    )

@@ -13,6 +13,8 @@ from esper.leyline.lifecycle import Stage
 from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, HostTrainer, TrainConfig, host_training
 from esper.tolaria.capture import Program, Programs
 from esper.tolaria.padding import Roomy
+from esper.tolaria.schedule import copied
+from esper.tolaria.training import step_of
 from toys import CHAINS, SPECS, counting_products, germinate, random_legal, rows_of, toy_task, toy_trainer
 
 CHEAP = LifecycleConfig(lesson_every=2, measure_every=3, min_contribution=-1.0, measure_fossilized=False)
@@ -137,6 +139,29 @@ def test_recorded_programs_teach_silent_seeds_at_the_steps_that_are_charged(ever
     for plain, replayed in zip(*trained, strict=True):
         assert torch.equal(plain, replayed)
     assert int(trained[0][1][:6].min()) == 2 * -(-fleet.num_steps // every)
+
+
+class Warmed(Replays):
+    """Recorded programs whose functions run once before, as CUDA requires."""
+
+    def _record(self, name, function, inputs, warm_up, kinds) -> Replayed:
+        warm_up()
+        return super()._record(name, function, inputs, warm_up, kinds)
+
+
+def test_recording_at_the_end_of_an_epoch_changes_nothing():
+    """A profile records steps when all batches of the last epoch have been taken."""
+    fleet = Fleet(SPECS["mlp"], toy_task("mlp", 72), range(6), TrainConfig(batch_size=16))
+    fleet.programs = Warmed()
+    fleet.decide(torch.tensor([fleet.space.action()] * 6))
+    assert int(fleet.count) == fleet.num_steps
+    before = fleet.trunk.flat.clone()
+    fleet.programs = Warmed()
+    order = torch.arange(len(fleet.train_data[0])).expand(6, -1)
+    step_of(fleet, copied(fleet), order, None)
+    assert fleet.programs.misses == 1
+    assert int(fleet.count) == fleet.num_steps
+    assert torch.equal(fleet.trunk.flat, before)
 
 
 def test_a_contribution_stands_until_it_is_measured_again():

@@ -23,7 +23,12 @@ CONVOLUTIONS: dict[str, Multiplies] = {
 """The stream and the weights (R, *kernel, C, O) of each Triton convolution, of which every position of the stream meets
 all weights of its row."""
 POINTWISE = ("depthwise", "depthwise_for_input", "depthwise_for_weight", "delta", "delta_backward", "norm")
-KERNELS = (*CONVOLUTIONS, *POINTWISE, "norm_backward", "pool", "pool_backward")
+KERNELS = (
+    *CONVOLUTIONS,
+    *POINTWISE,
+    *("norm_backward", "norm_pool", "norm_pool_backward", "layer_norm", "layer_norm_backward"),
+    *("pool", "pool_backward", "attention", "attention_backward", "add_rows", "gather_rows"),
+)
 
 
 aten = torch.ops.aten

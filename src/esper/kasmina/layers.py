@@ -11,7 +11,16 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from esper.kasmina.kernels import along, causal_attention, convolve, convolve_channels, group_norm, norm_pool
+from esper.kasmina.kernels import (
+    along,
+    causal_attention,
+    convolve,
+    convolve_channels,
+    group_norm,
+    layer_norm,
+    norm_pool,
+    product,
+)
 from esper.leyline.errors import EsperError
 
 Params = dict[str, Tensor]
@@ -52,10 +61,7 @@ class Linear(RowLayer):
         self.bias = self.draw("bias", (outputs,), bound) if bias else None
 
     def rows(self, params: Params, x: Tensor) -> Tensor:
-        flat, weight = x.flatten(1, -2), params["weight"].mT
-        bias = params.get("bias")
-        out = flat @ weight if bias is None else torch.baddbmm(bias[:, None], flat, weight)
-        return out.unflatten(1, x.shape[1:-1])
+        return product(x.flatten(1, -2), params["weight"], params.get("bias")).unflatten(1, x.shape[1:-1])
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.linear(x.flatten(0, -2), self.weight, self.bias).unflatten(0, x.shape[:-1])
@@ -111,8 +117,7 @@ class Norm(RowLayer):
         weight, bias = params["weight"], params["bias"]
         if self.space:
             return group_norm(x, weight, bias, self.groups, self.relu)
-        out = functional.layer_norm(x, x.shape[-1:])
-        out = torch.addcmul(along(bias, x), out, along(weight, x)).to(out.dtype)
+        out = layer_norm(x, weight, bias)
         return out.relu() if self.relu else out
 
 
@@ -168,10 +173,7 @@ class CausalAttention(RowLayer):
 
     def mixed(self, qkv: Tensor) -> Tensor:
         """Mix the values of (..., L, 3 * C) for all heads of all examples, those of other rows included, at once."""
-        *examples, length, _ = qkv.shape
-        q, k, v = qkv.view(-1, length, 3, self.heads, qkv.shape[-1] // 3 // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = causal_attention(q, k, v)  # B heads L c
-        return mixed.transpose(1, 2).reshape(*examples, length, -1)
+        return causal_attention(qkv.flatten(0, -3), self.heads).view(*qkv.shape[:-1], -1)
 
 
 class MeanOverSpace(RowLayer):

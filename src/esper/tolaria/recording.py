@@ -21,6 +21,7 @@ def recorded(fleet: "Fleet", name: str, function: Callable[..., Any], inputs: tu
         changing = [t for stack in fleet.network.stacks.values() for t in (*stack.tensors.values(), stack.norms)]
         changing += [fleet.losses, fleet.pulls, fleet.count]
         before = [t.clone() for t in changing]
+        fleet.count.zero_()  # wherever in an epoch a program is recorded, there is a next batch
         function(*tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, inputs))
         for tensor, value in zip(changing, before, strict=True):
             tensor.copy_(value)

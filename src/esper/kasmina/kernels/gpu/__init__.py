@@ -3,11 +3,13 @@
 Sums run in single precision and in a fixed order, so that results are reproducible.
 """
 
+from esper.kasmina.kernels.gpu.attention import attends, attention, attention_backward
 from esper.kasmina.kernels.gpu.births import draw
 from esper.kasmina.kernels.gpu.conv import conv, conv_for_input, conv_for_weight
 from esper.kasmina.kernels.gpu.depthwise import depthwise, depthwise_for_input, depthwise_for_weight
 from esper.kasmina.kernels.gpu.grafts import delta, delta_backward
 from esper.kasmina.kernels.gpu.launch import compiling, launch
+from esper.kasmina.kernels.gpu.layer_norm import layer_norm, layer_norm_backward
 from esper.kasmina.kernels.gpu.norm import fits, norm, norm_backward
 from esper.kasmina.kernels.gpu.norm_pool import norm_pool, norm_pool_backward, pools
 from esper.kasmina.kernels.gpu.pool import pool, pool_backward
@@ -15,6 +17,9 @@ from esper.kasmina.kernels.gpu.routes import add_rows, gather_rows
 
 __all__ = [
     "add_rows",
+    "attends",
+    "attention",
+    "attention_backward",
     "compiling",
     "conv",
     "conv_for_input",
@@ -28,6 +33,8 @@ __all__ = [
     "fits",
     "gather_rows",
     "launch",
+    "layer_norm",
+    "layer_norm_backward",
     "norm",
     "norm_backward",
     "norm_pool",
