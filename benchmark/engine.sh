@@ -32,7 +32,7 @@ once blocks 60 python3 benchmark/cnn_blocks.py
 once kernels 300 python3 -m pytest -q -o addopts="" --import-mode=importlib tests/kasmina/test_gpu_kernels.py
 once laws 300 python3 -m pytest -q -o addopts="" --import-mode=importlib -m gpu tests/laws tests/tolaria tests/envs
 once env 60 python3 benchmark/env_throughput.py --tasks spirals-6 --hosts 64 256 --rounds 8 --device cuda
-fleet small2d 64 24 none live
+fleet small2d 64 24 none live --steps 24 --validation 2560 # what a decision of the system reviewed before was
 fleet cifar 64 24 none live
 if [ -n "$images" ]; then
   once train 180 "${esper[@]}" train cifar10 --fleets.0.options.path "$images" --learn.updates 3 --exam 0 \
