@@ -142,10 +142,14 @@ def test_layer_norms(space, channels, dtype):
     ("space", "channels", "groups", "relu"),
     [((20,), 8, 2, True), ((3, 4), 6, 1, False), ((1, 1), 64, 2, True), ((16, 16), 32, 2, True)],
 )
-def test_norms(space, channels, groups, relu, dtype):
+@pytest.mark.parametrize("batch", [4, 13])
+def test_norms(space, channels, groups, relu, batch, dtype):
+    """Of examples of which one program holds one, several, or all and more."""
     from esper.kasmina.kernels import gpu
 
-    x, weight, bias = (t.to(dtype) for t in (drawn(3, 4, *space, channels) + 2, drawn(3, channels), drawn(3, channels)))
+    x, weight, bias = (
+        t.to(dtype) for t in (drawn(3, batch, *space, channels) + 2, drawn(3, channels), drawn(3, channels))
+    )
     wide = [t.float() for t in (x, weight, bias)]
     out, mean, scale = norm._Norm.forward(*wide, groups, relu)
     grad = drawn(*out.shape).to(dtype)

@@ -11,6 +11,44 @@ from esper.kasmina.kernels.gpu.launch import launch
 
 LARGEST = 1 << 15
 """Most elements of an example that one program can hold."""
+SMALL = 2048
+"""Elements up to which one program holds several examples."""
+
+
+@triton.jit
+def _tile(
+    batch,
+    positions,
+    GROUPS: tl.constexpr,
+    C: tl.constexpr,
+    E: tl.constexpr,
+    P: tl.constexpr,
+    G: tl.constexpr,
+    W: tl.constexpr,
+):
+    """Return the row of a program, its E examples, their G groups with W channels each, and what of it exists.
+
+    Returns:
+        The row; examples (E, 1); groups (1, G); channels (G, W); which of those exist; where the numbers (E, P, G, W)
+        lie within the row; and which of them exist.
+    """
+    programs = tl.cdiv(batch, E)
+    row = (tl.program_id(0) // programs).to(tl.int64)
+    examples = ((tl.program_id(0) % programs) * E + tl.arange(0, E))[:, None]
+    groups = (tl.program_id(1) * G + tl.arange(0, G))[None, :]
+    w = tl.arange(0, W)[None, :]
+    channels = tl.trans(groups) * C + w
+    here = (w < C) & (tl.trans(groups) < GROUPS)
+    e, p = examples[:, :, None, None], tl.arange(0, P)[None, :, None, None]
+    known = (e < batch) & (p < positions) & here[None, None, :, :]
+    at = (e.to(tl.int64) * positions + p) * (GROUPS * C) + channels[None, None, :, :]
+    return row, examples, groups, channels, here, at, known
+
+
+@triton.jit
+def _sums(values):
+    """Sum over positions and the channels of each group, and return (E, 1, G, 1)."""
+    return tl.sum(tl.sum(values, 3), 1)[:, None, :, None]
 
 
 @triton.jit(do_not_specialize=["batch", "positions", "eps"])
@@ -30,36 +68,30 @@ def _norm(
     GROUPS: tl.constexpr,
     C: tl.constexpr,
     RELU: tl.constexpr,
+    E: tl.constexpr,
     P: tl.constexpr,
     G: tl.constexpr,
     W: tl.constexpr,
 ):
-    """Normalize G groups of one example, with C channels in each group, in a tile of W."""
-    example = tl.program_id(0).to(tl.int64)
-    row = example // batch
-    groups = tl.program_id(1) * G + tl.arange(0, G)
-    p, g, w = tl.arange(0, P)[:, None, None], groups[None, :, None], tl.arange(0, W)[None, None, :]
-    here = (w < C) & (g < GROUPS)
-    known = (p < positions) & here
-    channel = g * C + w
-    at = p * (GROUPS * C) + channel
-    values = tl.load(x + row * x_row + (example % batch) * positions * (GROUPS * C) + at, mask=known, other=0.0)
-    values = values.to(tl.float32)
+    """Normalize G groups of E examples of one row, with C channels in each group, in a tile of W."""
+    row, examples, groups, channels, here, at, known = _tile(batch, positions, GROUPS, C, E, P, G, W)
+    values = tl.load(x + row * x_row + at, mask=known, other=0.0).to(tl.float32)
     count = positions * C
-    center = tl.sum(tl.sum(values, 2), 0) / count
-    apart = tl.where(known, values - center[None, :, None], 0.0)
-    factor = tl.rsqrt(tl.sum(tl.sum(apart * apart, 2), 0) / count + eps)
-    gain = tl.load(weight + row * weight_row + channel, mask=here, other=0.0).to(tl.float32)
-    shift = tl.load(bias + row * bias_row + channel, mask=here, other=0.0).to(tl.float32)
-    result = apart * factor[None, :, None] * gain + shift
+    center = _sums(values) / count
+    apart = tl.where(known, values - center, 0.0)
+    factor = tl.rsqrt(_sums(apart * apart) / count + eps)
+    gain = tl.load(weight + row * weight_row + channels, mask=here, other=0.0).to(tl.float32)
+    shift = tl.load(bias + row * bias_row + channels, mask=here, other=0.0).to(tl.float32)
+    result = apart * factor * gain[None, None, :, :] + shift[None, None, :, :]
     if RELU:
         result = tl.where(result < 0, 0.0, result)  # lets NaN through, as torch does
-    tl.store(out + example * positions * (GROUPS * C) + at, result.to(out.dtype.element_ty), mask=known)
-    tl.store(mean + example * GROUPS + groups, center)
-    tl.store(scale + example * GROUPS + groups, factor)
+    tl.store(out + row * batch * positions * (GROUPS * C) + at, result.to(out.dtype.element_ty), mask=known)
+    statistic, exists = (row * batch + examples) * GROUPS + groups, (examples < batch) & (groups < GROUPS)
+    tl.store(mean + statistic, tl.reshape(center, (E, G)), mask=exists)
+    tl.store(scale + statistic, tl.reshape(factor, (E, G)), mask=exists)
 
 
-@triton.jit(do_not_specialize=["batch", "positions", "examples"])
+@triton.jit(do_not_specialize=["batch", "positions", "programs"])
 def _norm_backward(
     grad,
     x,
@@ -74,42 +106,35 @@ def _norm_backward(
     x_row,
     weight_row,
     bias_row,
-    examples,
+    programs,
     GROUPS: tl.constexpr,
     C: tl.constexpr,
     RELU: tl.constexpr,
+    E: tl.constexpr,
     P: tl.constexpr,
     G: tl.constexpr,
     W: tl.constexpr,
 ):
-    """Compute the gradient of G groups of one example; parts are sums for weight and bias, (2, examples, channels)."""
-    example = tl.program_id(0).to(tl.int64)
-    row = example // batch
-    groups = tl.program_id(1) * G + tl.arange(0, G)
-    p, g, w = tl.arange(0, P)[:, None, None], groups[None, :, None], tl.arange(0, W)[None, None, :]
-    here = (w < C) & (g < GROUPS)
-    known = (p < positions) & here
-    channel = g * C + w
-    at = p * (GROUPS * C) + channel
-    values = tl.load(x + row * x_row + (example % batch) * positions * (GROUPS * C) + at, mask=known, other=0.0)
-    into = tl.load(grad + example * positions * (GROUPS * C) + at, mask=known, other=0.0).to(tl.float32)
-    center = tl.load(mean + example * GROUPS + groups)[None, :, None]
-    factor = tl.load(scale + example * GROUPS + groups)[None, :, None]
-    gain = tl.load(weight + row * weight_row + channel, mask=here, other=0.0).to(tl.float32)
-    normal = tl.where(known, (values.to(tl.float32) - center) * factor, 0.0)
+    """Compute the gradient of G groups of E examples; parts are sums for weight and bias, (2, programs, channels)."""
+    row, examples, groups, channels, here, at, known = _tile(batch, positions, GROUPS, C, E, P, G, W)
+    first = row * batch * positions * (GROUPS * C)
+    values = tl.load(x + row * x_row + at, mask=known, other=0.0).to(tl.float32)
+    into = tl.load(grad + first + at, mask=known, other=0.0).to(tl.float32)
+    statistic, exists = (row * batch + examples) * GROUPS + groups, (examples < batch) & (groups < GROUPS)
+    center = tl.load(mean + statistic, mask=exists, other=0.0)[:, None, :, None]
+    factor = tl.load(scale + statistic, mask=exists, other=0.0)[:, None, :, None]
+    gain = tl.load(weight + row * weight_row + channels, mask=here, other=0.0).to(tl.float32)[None, None, :, :]
+    normal = tl.where(known, (values - center) * factor, 0.0)
     if RELU:
-        shift = tl.load(bias + row * bias_row + channel, mask=here, other=0.0).to(tl.float32)
-        into = tl.where(normal * gain + shift > 0, into, 0.0)
-    at_part = tl.reshape(channel, (G, W))
-    here = tl.reshape(here, (G, W))
-    tl.store(parts + example * (GROUPS * C) + at_part, tl.sum(into * normal, 0), mask=here)
-    tl.store(parts + (examples + example) * (GROUPS * C) + at_part, tl.sum(into, 0), mask=here)
+        shift = tl.load(bias + row * bias_row + channels, mask=here, other=0.0).to(tl.float32)
+        into = tl.where(normal * gain + shift[None, None, :, :] > 0, into, 0.0)
+    part = parts + tl.program_id(0).to(tl.int64) * (GROUPS * C) + channels
+    tl.store(part, tl.sum(tl.sum(into * normal, 1), 0), mask=here)
+    tl.store(part + programs.to(tl.int64) * (GROUPS * C), tl.sum(tl.sum(into, 1), 0), mask=here)
     into *= gain
     count = positions * C
-    level = (tl.sum(tl.sum(into, 2), 0) / count)[None, :, None]
-    slope = (tl.sum(tl.sum(into * normal, 2), 0) / count)[None, :, None]
-    result = (into - level - normal * slope) * factor
-    tl.store(out + example * positions * (GROUPS * C) + at, result.to(out.dtype.element_ty), mask=known)
+    result = (into - _sums(into) / count - normal * (_sums(into * normal) / count)) * factor
+    tl.store(out + first + at, result.to(out.dtype.element_ty), mask=known)
 
 
 def fits(x: Tensor) -> bool:
@@ -119,11 +144,12 @@ def fits(x: Tensor) -> bool:
 def norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int, relu: bool, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     mean, scale = x.new_empty(2, *x.shape[:2], groups, dtype=torch.float32)
-    flags, warps = _tile(x, groups, relu)
+    flags, warps = _flags(x, groups, relu)
+    programs = len(x) * triton.cdiv(x.shape[1], flags[3])
     sizes = (x.shape[1], x.shape[2:-1].numel(), x.stride(0), weight.stride(0), bias.stride(0))
     launch(
         _norm,
-        (x.shape[0] * x.shape[1], groups // flags[-2]),
+        (programs, groups // flags[-2]),
         x,
         weight,
         bias,
@@ -144,12 +170,13 @@ def norm_backward(
     rows, batch, channels = *x.shape[:2], x.shape[-1]
     grad = grad.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    parts = x.new_empty(2, rows, batch, channels, dtype=torch.float32)
-    flags, warps = _tile(x, groups, relu)
-    sizes = (batch, x.shape[2:-1].numel(), x.stride(0), weight.stride(0), bias.stride(0), rows * batch)
+    flags, warps = _flags(x, groups, relu)
+    parts = x.new_empty(2, rows, triton.cdiv(batch, flags[3]), channels, dtype=torch.float32)
+    programs = parts.shape[1:3].numel()
+    sizes = (batch, x.shape[2:-1].numel(), x.stride(0), weight.stride(0), bias.stride(0), programs)
     launch(
         _norm_backward,
-        (rows * batch, groups // flags[-2]),
+        (programs, groups // flags[-2]),
         grad,
         x,
         weight,
@@ -166,8 +193,10 @@ def norm_backward(
     return out, into_weight, into_bias
 
 
-def _tile(x: Tensor, groups: int, relu: bool) -> tuple[tuple[int, int, bool, int, int, int], int]:
+def _flags(x: Tensor, groups: int, relu: bool) -> tuple[tuple[int, int, bool, int, int, int, int], int]:
+    """Return what is compiled in, and the number of warps. Programs hold several small examples."""
     positions, channels = x.shape[2:-1].numel(), x.shape[-1] // groups
     p, w = triton.next_power_of_2(positions), triton.next_power_of_2(channels)
     together = groups if p * w * groups <= 4096 else 1
-    return (groups, channels, relu, p, together, w), max(1, min(16, p * w * together // 512))
+    examples = max(1, min(triton.next_power_of_2(x.shape[1]), SMALL // (p * w * together)))
+    return (groups, channels, relu, examples, p, together, w), max(1, min(16, examples * p * w * together // 512))
