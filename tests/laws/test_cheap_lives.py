@@ -1,20 +1,17 @@
 """What a life spends on silent lessons and counterfactuals: as much as is asked for, and charged as it happens."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from esper.kasmina import LifecycleConfig
 from esper.kasmina.cost import epoch_cost
 from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import Stage
 from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, HostTrainer, TrainConfig, host_training
-from esper.tolaria.capture import Program, Programs
 from esper.tolaria.padding import Roomy
 from esper.tolaria.schedule import copied
 from esper.tolaria.training import step_of
+from replays import Replayed, Replays
 from toys import CHAINS, SPECS, counting_products, germinate, random_legal, rows_of, toy_task, toy_trainer
 
 CHEAP = LifecycleConfig(lesson_every=2, measure_every=3, min_contribution=-1.0, measure_fossilized=False)
@@ -105,23 +102,6 @@ def test_fossilized_seeds_are_measured_and_paid_for_only_if_that_is_asked_for(me
     assert trainer.spent - before == counter.get_total_flops() - plain
     assert (fleet.spent - spent).tolist() == [trainer.spent - before] * 2
     assert torch.equal(fleet.vitals.contribution[0, 0], known) != measured
-
-
-class Replayed(Program):
-    """A recorded program without a GPU: its function, called on the static inputs."""
-
-    def __init__(self, function, inputs) -> None:
-        leaves, spec = tree_flatten(inputs)
-        self.static = [x.clone() if isinstance(x, torch.Tensor) else x for x in leaves]
-        arguments = tree_unflatten(self.static, spec)
-        self.graph = SimpleNamespace(replay=lambda: setattr(self, "outputs", function(*arguments)))
-
-
-class Replays(Programs):
-    """Recorded programs by their signature, as on a GPU."""
-
-    def _record(self, name, function, inputs, warm_up, kinds) -> Replayed:
-        return Replayed(function, inputs)
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])

@@ -1,10 +1,10 @@
 """Turn what is known of hosts into flat observations, masks and infos, as numpy arrays."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -17,7 +17,17 @@ from esper.tolaria import Fleet
 
 BOUND = 20.0
 """Largest value in an observation; features are ratios and logarithms, and larger only where a host is failing."""
+NUMBERS = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64, torch.bool: np.bool_}
+"""The types of numbers that are copied from a device as they are."""
 Info = dict[str, Any]
+
+
+class Flat(NamedTuple):
+    """Tensors of several types as one tensor of bytes, so that they need one transfer."""
+
+    data: UInt8[Tensor, " B"]
+    layout: tuple[tuple[str, torch.dtype, torch.Size], ...]
+    """The name, type and shape of each."""
 
 
 def observe(view: View) -> Float[Tensor, "N D"]:
@@ -77,6 +87,11 @@ def facts(life: LifeState, refused: Bool[Tensor, " N"], space: ActionSpace) -> d
     }
 
 
+def described(life: LifeState, refused: Bool[Tensor, " N"], setting: Setting) -> dict[str, Tensor]:
+    """Return the observations of hosts, as `obs`, and what `info` says of them."""
+    return {"obs": observe_life(life, setting), **facts(life, refused, setting.space)}
+
+
 def joined(first: LifeState, second: LifeState) -> LifeState:
     """Return the hosts of both states, one after the other, so that they are observed at once."""
     leaves, tree = tree_flatten(first)
@@ -84,21 +99,26 @@ def joined(first: LifeState, second: LifeState) -> LifeState:
     return tree_unflatten([None if a is None else torch.cat([a, b]) for a, b in pairs], tree)
 
 
-def arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    """Copy tensors to new arrays in one transfer, those of floating-point numbers as float64."""
-    groups: dict[torch.dtype, list[str]] = {}
-    for name, x in tensors.items():
-        groups.setdefault(x.dtype, []).append(name)
-    parts = [torch.cat([tensors[name].flatten() for name in names]).double() for names in groups.values()]
-    packed, names = torch.cat(parts).cpu().numpy(), [name for group in groups.values() for name in group]
-    ends = np.cumsum([tensors[name].numel() for name in names])[:-1]
-    found = dict(zip(names, np.split(packed, ends), strict=True))
-    return {name: found[name].reshape(x.shape).astype(_kind(x.dtype)) for name, x in tensors.items()}
+def flat(tensors: dict[str, Tensor]) -> Flat:
+    """Join tensors as bytes. Numbers of a type that numpy lacks become float64."""
+    known = {name: x if x.dtype in NUMBERS else x.double() for name, x in tensors.items()}
+    data = torch.cat([x.contiguous().flatten().view(torch.uint8) for x in known.values()])
+    return Flat(data, tuple((name, x.dtype, x.shape) for name, x in known.items()))
 
 
-def _kind(dtype: torch.dtype) -> type:
-    """Return the type of numpy's numbers; float64 holds whole numbers exactly up to 2**53."""
-    return np.float64 if dtype.is_floating_point else np.bool_ if dtype == torch.bool else np.int64
+def arrays(known: Flat) -> dict[str, np.ndarray]:
+    """Return tensors as arrays, after one transfer; on a CPU they share its memory."""
+    data, found, start = known.data.cpu().numpy(), {}, 0
+    for name, dtype, shape in known.layout:
+        end = start + shape.numel() * dtype.itemsize
+        found[name] = data[start:end].view(NUMBERS[dtype]).reshape(shape)
+        start = end
+    return found
+
+
+def widened(array: np.ndarray) -> np.ndarray:
+    """Copy an array, one of floating-point numbers as float64."""
+    return array.astype(np.float64 if array.dtype.kind == "f" else array.dtype)
 
 
 def rows_of(values: np.ndarray, fleet: Fleet) -> Tensor:
@@ -108,12 +128,12 @@ def rows_of(values: np.ndarray, fleet: Fleet) -> Tensor:
     return rows.to(fleet.device)
 
 
-def marked(known: dict[str, Any], rows: np.ndarray) -> Info:
-    """Return an info of a vector env: only `rows` are known, the others 0, and `_name` says which."""
+def marked(known: dict[str, np.ndarray], rows: np.ndarray) -> Info:
+    """Return an info of a vector env: only `rows` are known, the others are set to 0, and `_name` says which."""
     info: Info = {}
     for name, value in known.items():
-        info[name] = np.where(rows.reshape(-1, *[1] * (value.ndim - 1)), value, np.zeros_like(value))
-        info[f"_{name}"] = rows.copy()
+        value[~rows] = 0
+        info |= {name: value, f"_{name}": rows.copy()}
     return info
 
 

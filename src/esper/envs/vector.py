@@ -18,21 +18,21 @@ from esper.envs.observations import (
     BOUND,
     Info,
     arrays,
-    facts,
-    joined,
+    described,
+    flat,
     marked,
     masks,
     observation_names,
-    observe_life,
     rows_of,
     split_mask,
+    widened,
 )
 from esper.envs.options import EnvOptions
 from esper.envs.picture import FRAMES, RENDER_FPS, Film, require_known
+from esper.envs.telling import Teller
 from esper.leyline.errors import EsperError
 from esper.leyline.state import Setting
 from esper.simic.lives import LifeState
-from esper.simic.rewards import reward
 from esper.tamiyo.features import empty_history, remember
 from esper.tolaria.env import choose
 
@@ -82,6 +82,7 @@ class GrowthVectorEnv(VectorEnv):
         self.asked, self.num_envs, self.render_mode = EnvOptions.of(options), num_envs, render_mode
         config = self.asked.setting()
         self.lives = Lives(config.fleet(self.asked.engine, max(num_envs, FEWEST)), config.env, self.asked.prices)
+        self.teller = Teller(self.setting, self.asked.rewards, self.lives.fleet.programs)
         self.film = None if render_mode is None else Film(self.setting, num_envs)
         self.life: LifeState | None = None
         self.nobody = torch.zeros_like(self.lives.fleet.everyone)
@@ -122,10 +123,9 @@ class GrowthVectorEnv(VectorEnv):
         seeded = np.array([given is not None for given in seeds]) & rows
         numbers, fleet = np.array([given or 0 for given in seeds], dtype=np.int64), self.lives.fleet
         self.lives.seed(rows_of(seeded, fleet), rows_of(numbers, fleet))
-        life, space = self._begin(rows_of(rows, fleet)), self.setting.space
-        known = arrays({"obs": observe_life(life, self.setting), **facts(life, self.nobody, space)})
-        observations, known = self._part(known, 0)
-        return observations, marked(known, rows)
+        known = described(self._begin(rows_of(rows, fleet)), self.nobody, self.setting)
+        observations, info = self._part(arrays(flat(known)), 0)
+        return observations, marked(info, rows)
 
     @torch.inference_mode(False)  # hosts learn, also where an algorithm collects without gradients
     def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Info]:
@@ -142,16 +142,13 @@ class GrowthVectorEnv(VectorEnv):
         before, allowed = self._living, checked_actions(actions, self.setting.space.sizes, self.num_envs)
         chosen = rows_of(allowed, self.lives.fleet)
         step = self.lives.step(chosen)
-        ended = step.terminated | step.truncated
-        self.life = before.followed_by(step.signals, ended, self.lives.drawn_prices())
-        last = before.followed_by(step.final, self.nobody, before.rent)  # of lives that go on: the same again
-        both, refused = joined(self.life, last), torch.cat([step.refused & ~ended, step.refused])
-        told = {"obs": observe_life(both, self.setting), **facts(both, refused, self.setting.space)}
-        rent, asked = before.rent, self.asked.rewards
-        outcome = {"terminated": step.terminated, "truncated": step.truncated}
-        outcome["reward"] = reward(before.signals, step.final, rent, step.penalty, ended, asked).total
-        known = arrays(told | outcome)
-        terminated, truncated, rewards = (known.pop(name)[: self.num_envs] for name in outcome)
+        ended, prices = step.terminated | step.truncated, self.lives.drawn_prices()
+        rent = torch.where(ended, prices, before.rent)
+        told = self.teller(before, step, rent)
+        self.life = LifeState(step.signals, told.history, rent, ended)
+        known = arrays(told.known)
+        outcome = (known.pop(name)[: self.num_envs] for name in ("terminated", "truncated", "reward"))
+        terminated, truncated, rewards = map(widened, outcome)
         if self.asked.terminal:
             terminated, truncated = terminated | truncated, np.zeros_like(truncated)
         if self.film is not None:
@@ -162,8 +159,8 @@ class GrowthVectorEnv(VectorEnv):
 
     def _part(self, known: dict[str, np.ndarray], first: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Return observations and facts of the hosts from a row on."""
-        part = {name: value[first : first + self.num_envs] for name, value in known.items()}
-        return part.pop("obs").astype(np.float32), part
+        rows = slice(first, first + self.num_envs)
+        return known["obs"][rows].copy(), {name: widened(x[rows]) for name, x in known.items() if name != "obs"}
 
     def _final(self, known: dict[str, np.ndarray], over: np.ndarray) -> Info:
         """Return the last observations and infos of the lives that ended, which stand behind those of all hosts."""

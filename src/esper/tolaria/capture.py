@@ -25,10 +25,15 @@ class Program:
             self.outputs = function(*arguments)
 
     def load(self, inputs: Any) -> None:
-        """Copy the inputs to where the graph reads them."""
+        """Copy the inputs to where the graph reads them, with one kernel for each dtype."""
+        copies: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for static, x in zip(self.static, tree_flatten(inputs)[0], strict=True):
             if isinstance(x, Tensor):
-                static.copy_(x)
+                into, out_of = copies.setdefault(x.dtype, ([], []))
+                into.append(static)
+                out_of.append(x)
+        for into, out_of in copies.values():
+            torch._foreach_copy_(into, out_of)  # pyright: ignore[reportPrivateImportUsage]
 
     def __call__(self, inputs: Any) -> Any:
         self.load(inputs)

@@ -1,0 +1,66 @@
+"""Tell what a step has led to: one function of tensors, which a GPU replays as a captured program."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from esper.envs.observations import Flat, described, flat, joined
+from esper.leyline.state import Setting
+from esper.simic.lives import LifeState
+from esper.simic.rewards import RewardConfig, reward
+from esper.tamiyo.features import ScoreHistory
+from esper.tolaria.capture import Programs
+from esper.tolaria.episodes import Step
+
+
+class Told(NamedTuple):
+    """What a step has led to."""
+
+    history: ScoreHistory
+    """The results of each host in its present life."""
+    known: Flat
+    """Rewards, ends, and what is known of every host; then of every host before fresh ones replaced some. To be copied
+    before the next step, which may overwrite it."""
+
+
+@dataclass(frozen=True)
+class Teller:
+    """Tells what steps have led to.
+
+    Args:
+        setting: Setting of the hosts.
+        rewards: Reward family.
+        programs: Captured programs of the fleet; None runs the function itself.
+    """
+
+    setting: Setting
+    rewards: RewardConfig
+    programs: Programs | None
+
+    def __call__(self, before: LifeState, step: Step, rent: Float[Tensor, " N"]) -> Told:
+        """Return what `tell` returns, by a captured program if there is one."""
+        inputs, programs = (before, step, rent), self.programs
+        program = None if programs is None else programs.find("tell", self.tell, inputs, lambda: self.tell(*inputs), ())
+        if program is None:
+            return self.tell(*inputs)
+        told = program(inputs)
+        return told._replace(history=ScoreHistory(*(x.clone() for x in told.history)))  # the next replay overwrites it
+
+    def tell(self, before: LifeState, step: Step, rent: Float[Tensor, " N"]) -> Told:
+        """Return what a step has led to. Nothing here may wait for the device, or copy numbers to it.
+
+        Args:
+            before: State of the hosts before the step.
+            step: Outcome of the step.
+            rent: Price of growth for hosts whose life has just begun.
+        """
+        ended = step.terminated | step.truncated
+        life = before.followed_by(step.signals, ended, rent)
+        last = before.followed_by(step.final, torch.zeros_like(ended), rent)  # of lives that go on: the same again
+        both, refused = joined(life, last), torch.cat([step.refused & ~ended, step.refused])
+        earned = reward(before.signals, step.final, before.rent, step.penalty, ended, self.rewards).total
+        outcome = {"terminated": step.terminated, "truncated": step.truncated, "reward": earned}
+        return Told(life.history, flat(described(both, refused, self.setting) | outcome))
