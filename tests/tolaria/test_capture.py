@@ -1,5 +1,7 @@
 """The cache of captured programs: which are found again, and which are evicted."""
 
+import gc
+
 import pytest
 import torch
 
@@ -43,3 +45,31 @@ def test_what_cannot_be_recorded_runs_all_the_same_with_a_warning():
     with pytest.warns(UserWarning, match="training without CUDA graphs"):
         assert programs.find("train", lambda: None, (), lambda: None, kinds=()) is None
     assert programs.find("train", lambda: None, (), lambda: None, kinds=()) is None, "and says so only once"
+
+
+class Graph:
+    """Stands for a CUDA graph, and for the context in which one is captured."""
+
+    def __init__(self, *arguments, **options) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        assert not gc.isenabled(), "what is collected during a capture ends it"
+
+    def __exit__(self, *error: object) -> None:
+        assert not gc.isenabled()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_garbage_is_collected_while_a_program_is_captured(enabled, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", Graph)
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        assert Program(gc.isenabled, (), pool=None).outputs is False
+        with pytest.raises(ZeroDivisionError):
+            Program(lambda: 1 / 0, (), pool=None)
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()

@@ -103,7 +103,7 @@ def test_a_host_of_a_fleet_on_a_gpu_is_a_model_there(kind, tmp_path):
     expected = outputs(fleet, fleet.validation_data.x)
     for n in range(5):
         host = fleet.host(n)
-        assert {x.device.type for x in host.state_dict().values()} == {"cuda"}
+        assert {p.device.type for p in host.parameters()} == {"cuda"}
         save_model(tmp_path / "model.safetensors", host)
         loaded = load_model(tmp_path / "model.safetensors", lambda: build_host(SPECS[kind]))
         with torch.no_grad():

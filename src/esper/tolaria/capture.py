@@ -1,9 +1,10 @@
 """Capture functions as CUDA graphs, one for each set of input shapes, and replay them."""
 
+import gc
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ class Program:
         self.static = [x.clone() if isinstance(x, Tensor) else x for x in leaves]
         arguments = tree_unflatten(self.static, spec)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
+        with without_collection(), torch.cuda.graph(self.graph, pool=pool):
             self.outputs = function(*arguments)
 
     def load(self, inputs: Any) -> None:
@@ -39,6 +40,18 @@ class Program:
         self.load(inputs)
         self.graph.replay()
         return self.outputs
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Keep the garbage collector from freeing memory of fleets that are gone: CUDA ends a capture at that."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Programs:

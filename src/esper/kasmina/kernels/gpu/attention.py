@@ -18,11 +18,11 @@ WIDEST = 64
 
 @triton.jit
 def _softmax(q, k, factor, L: tl.constexpr, PRECISION: tl.constexpr):
-    """Return the weights (L, L) of each position's values, in single precision."""
+    """Return the weights (L, L) of each position's values in single precision, and the reciprocals of their sums."""
     after, before = tl.arange(0, L)[:, None], tl.arange(0, L)[None, :]
     logits = tl.where(before <= after, tl.dot(q, tl.trans(k), input_precision=PRECISION) * factor, -float("inf"))
     weights = tl.exp(logits - tl.max(logits, 1)[:, None])
-    return weights / tl.sum(weights, 1)[:, None]
+    return weights, 1 / tl.sum(weights, 1)[:, None]
 
 
 @triton.jit(do_not_specialize=["length", "factor"])
@@ -44,8 +44,8 @@ def _attention(
     at = p * channels + tl.program_id(1) * HEAD + c
     own = qkv + 3 * first + 2 * p * channels + at
     q, k, v = tl.load(own, known, 0.0), tl.load(own + channels, known, 0.0), tl.load(own + 2 * channels, known, 0.0)
-    weights = _softmax(q, k, factor, L, PRECISION)
-    mixed = tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+    weights, share = _softmax(q, k, factor, L, PRECISION)
+    mixed = tl.dot(weights.to(v.dtype), v, input_precision=PRECISION) * share
     tl.store(out + first + at, mixed.to(out.dtype.element_ty), mask=known)
 
 
@@ -71,7 +71,8 @@ def _attention_backward(
     own = qkv + place
     q, k, v = tl.load(own, known, 0.0), tl.load(own + channels, known, 0.0), tl.load(own + 2 * channels, known, 0.0)
     into = tl.load(grad + first + at, known, 0.0)
-    weights = _softmax(q, k, factor, L, PRECISION)
+    weights, share = _softmax(q, k, factor, L, PRECISION)
+    weights *= share
     into_v = tl.dot(tl.trans(weights.to(v.dtype)), into, input_precision=PRECISION)
     slopes = tl.dot(into, tl.trans(v), input_precision=PRECISION)
     slopes = (weights * (slopes - tl.sum(weights * slopes, 1)[:, None]) * factor).to(v.dtype)

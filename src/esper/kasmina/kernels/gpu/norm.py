@@ -41,7 +41,7 @@ def _tile(
     here = (w < C) & (tl.trans(groups) < GROUPS)
     e, p = examples[:, :, None, None], tl.arange(0, P)[None, :, None, None]
     known = (e < batch) & (p < positions) & here[None, None, :, :]
-    at = (e.to(tl.int64) * positions + p) * (GROUPS * C) + channels[None, None, :, :]
+    at = (e * positions + p) * (GROUPS * C) + channels[None, None, :, :]
     return row, examples, groups, channels, here, at, known
 
 
