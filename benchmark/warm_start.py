@@ -32,8 +32,7 @@ class Question:
         plain = general().stages[0]
         fleets = tuple(plain.fleets[i] for i in self.fleets)
         recipe = replace(plain, fleets=fleets, engine=engine, learn=replace(plain.learn, rng_seed=self.rng_seed))
-        rent = recipe.learn.rent.end
-        shown = [show(recipe, Places(fleet, engine), rent, self.controller(engine)) for fleet in fleets]
+        shown = [show(recipe, Places(fleet, engine), self.controller(engine)) for fleet in fleets]
         clones = []
         for passes in self.passes:
             clones.append(self.controller(engine))

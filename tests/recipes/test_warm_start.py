@@ -15,6 +15,7 @@ from esper.simic.rollout import record_episodes
 from esper.simic.search import compare, random_plans
 from esper.tamiyo import Controller, ControllerConfig
 from esper.tamiyo.controller_files import save_controller
+from esper.tamiyo.features import HOST_FEATURES, column_names
 from esper.tamiyo.policies import Heuristic, LearnedPolicy, Never
 from esper.tolaria import Engine
 
@@ -66,7 +67,7 @@ def test_plans_are_tried_and_imitated_on_hosts_apart():
     assert tried.fleet.lr.tolist() == pytest.approx([0.02] * 3 + [0.04] * 3)
     controller, before = Controller(SMALL, 1), Controller(SMALL, 2)
     places, known = Places(fleet, asked.engine), replace(asked, known=asked.fleets)
-    shown = show(known, places, asked.learn.rent.end, controller, before)
+    shown = show(known, places, controller, before)
     env = fleet.build_group(asked.engine, START.lives, 1, Band.SHOW)
     alone = record_episodes(env, [LearnedPolicy(before)], controller, asked.learn.rent.end, asked.learn.reward, 0)
     assert torch.equal(shown.episodes.reward, alone.reward)
@@ -80,6 +81,9 @@ def test_imitation_discounts_and_draws_as_the_learning_that_follows():
     )
     found = clone_config(replace(plain, learn=learn, warm_start=START))
     assert (found.gamma, found.rng_seed, found.epochs) == (0.9, 7, START.epochs)
+    assert found.minibatches == 4
+    three = replace(learn, collect=replace(learn.collect, prices=(0.0, 0.1, 0.2)))
+    assert clone_config(replace(plain, learn=three)).minibatches == 3 * 4, "of episodes at three prices"
 
 
 def test_the_same_seed_starts_the_same_way():
@@ -90,12 +94,13 @@ def test_the_same_seed_starts_the_same_way():
     assert not all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
-def small(widths=(4, 4), **start):
+def small(widths=(4, 4), prices=(), **start):
     """A recipe with tiny hosts, which goes on from wherever it is told."""
     plain = recipe("smoke")
     (fleet,) = plain.fleets
     fleet = replace(fleet, options={"examples": 200}, widths=widths, env=replace(fleet.env, episode=4))
-    return replace(plain, fleets=(fleet,), controller=SMALL, warm_start=replace(START, **start))
+    learn = replace(plain.learn, collect=replace(plain.learn.collect, prices=prices))
+    return replace(plain, fleets=(fleet,), controller=SMALL, warm_start=replace(START, **start), learn=learn)
 
 
 def test_who_goes_on_from_a_run_begins_with_its_weights(tmp_path):
@@ -118,9 +123,7 @@ def test_it_shows_itself_where_it_knows_its_way_and_is_tried_elsewhere():
     known = replace(known, known=new.fleets)
     (here,), (there,) = known.fleets, new.fleets
     more = replace(there, hosts=99, env=replace(there.env, rng_seed=9))
-    itself, other = (
-        show(known, Places(fleet, known.engine), known.learn.rent.end, controller, before) for fleet in (more, here)
-    )
+    itself, other = (show(known, Places(fleet, known.engine), controller, before) for fleet in (more, here))
     assert [policy.controller for policy in itself.best] == [before], "not who is still to learn"
     assert itself.took == (START.lives, 4 * START.lives), "nobody had to be tried"
     tournament = 5 * START.hosts + 2 * 4 * START.hosts  # five take part, two of them in a second round
@@ -133,6 +136,58 @@ def test_it_shows_itself_where_it_knows_its_way_and_is_tried_elsewhere():
     assert tried(known, more, before) == []
     assert tried(known, here, before) == ["never", "heuristic", "learned", "plan", "plan"]
     assert tried(known, there, None) == ["never", "heuristic", "plan", "plan"], "random weights are not tried"
+
+
+class Counted(Places):
+    """Places that count the lives that begin there."""
+
+    lives = 0
+
+    def env(self, *arguments, **options):
+        env = super().env(*arguments, **options)
+        reset = env.reset
+
+        def counted():
+            self.lives += env.fleet.num_hosts
+            return reset()
+
+        env.reset = counted
+        return env
+
+
+def test_a_fleet_is_searched_once_for_all_prices():
+    """And the winners at all prices are recorded together, each at its own, as often as at one price alone."""
+    lived, found, prices = [], [], (0.0, 0.02, 0.5)
+    for asked_at in (prices, *((price,) for price in prices)):
+        asked = small(prices=asked_at, plans=13)
+        places = Counted(asked.fleets[0], asked.engine)
+        shown = show(asked, places, Controller(SMALL))
+        assert shown.took == (places.lives, 4 * places.lives)
+        lived.append(places.lives)
+        found.append(shown)
+    together, *alone = found
+    assert lived[0] < 2 * lived[1]
+    winners = [(policy.name, getattr(policy, "plan", None)) for shown in alone for policy in shown.best]
+    assert [(policy.name, getattr(policy, "plan", None)) for policy in together.best] == winners
+    assert winners[0] != winners[2], "prices matter"
+    rents = torch.tensor(prices).repeat(START.lives)
+    paid = together.episodes.seen.features.host[..., column_names(HOST_FEATURES).index("rent")] / 10
+    torch.testing.assert_close(paid, rents.expand_as(paid))
+    for i, shown in enumerate(alone):
+        assert torch.equal(together.episodes.choice.action[:, i::3], shown.episodes.choice.action)
+
+
+def test_a_controller_is_shown_and_tried_at_every_price():
+    prices = (0.0, 0.5)
+    asked = replace(small(prices=prices, plans=1), known=small().fleets)
+    before, places = Controller(SMALL, 2), Places(asked.fleets[0], asked.engine)
+    shown = show(asked, places, Controller(SMALL), before)
+    assert [policy.controller for policy in shown.best] == [before, before]
+    assert shown.took.lives == 2 * START.lives
+    counted = Counted(replace(asked.fleets[0], widths=(5, 5)), asked.engine)
+    took = show(asked, counted, Controller(SMALL), before).took
+    tried = 3 + len(prices)  # never, the heuristic, a plan; the controller at each price
+    assert took.lives == counted.lives == tried * START.hosts + 2 * START.lives
 
 
 def test_what_was_learned_from_before_counts():
@@ -153,8 +208,9 @@ def test_impossible_starts_are_refused(name):
         WarmStartConfig(**{name: 0})
 
 
-def test_progress_is_told_from_the_first_fleet_to_the_last_epoch_and_never_falls():
-    asked, told = small(), []
+@pytest.mark.parametrize("prices", [(), (0.0, 0.02, 0.5)])
+def test_progress_is_told_from_the_first_fleet_to_the_last_epoch_and_never_falls(prices):
+    asked, told = small(prices=prices), []
     asked = replace(asked, fleets=asked.fleets * 2, warm_start=replace(asked.warm_start, plans=7, epochs=3))
     begin(asked, Controller(SMALL), progress=lambda *step: told.append(step))
     search, cloning = ([step for step in told if step[0].startswith(name)] for name in ("search", "cloning"))

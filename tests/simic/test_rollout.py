@@ -278,6 +278,24 @@ def test_returns_are_not_discounted_on_a_budget():
     Training([make_env("mlp", 2, episode=2)], controller_for(), LearnConfig())
 
 
+def test_recorded_episodes_pay_the_price_of_their_policy():
+    """Later lives of a host, too, which on a budget begin when the first is over; and they are worth what it says."""
+    plan, prices = FixedPlan([PlanStep(0, {"op": "GERMINATE", "slot": "s0", "blueprint": "mlp"})]), (0.0, 0.1, 0.3)
+    controller, rewards = controller_for(), RewardConfig(gamma=1.0)
+    rollout = record_episodes(on_a_budget(6, group=3), [plan, Never(), plan], controller, prices, rewards, 0)
+    paid = rollout.seen.features.host[..., column_names(HOST_FEATURES).index("rent")] / 10
+    assert rollout.start[1:, 2].any(), "it grows, so that another life begins"
+    rents = torch.tensor(prices * 2)
+    torch.testing.assert_close(paid, rents.expand_as(paid))
+    torch.testing.assert_close(rollout.objective, rollout.score - rents * rollout.growth.log1p())
+    for i, (policy, price) in enumerate(zip((plan, Never(), plan), prices, strict=True)):
+        alone = record_episodes(on_a_budget(2), [policy], controller, price, rewards, 0)
+        first = alone.start.cumsum(0) == 1
+        torch.testing.assert_close(rollout.reward[:, i::3].where(first, 0.0), alone.reward.where(first, 0.0))
+    with pytest.raises(EsperError, match="one for each of the 3 policies, not 2 prices"):
+        record_episodes(on_a_budget(3, group=3), [plan] * 3, controller, (0.0, 0.1), rewards, 0)
+
+
 def test_siblings_pay_the_same_price_and_are_compared_life_by_life():
     """Four groups of three on a budget, over several lives: each life of a group has one price, at whatever time."""
     prices = (0.0, 0.1, 0.2, 0.3)

@@ -7,7 +7,7 @@ from esper.leyline.actions import Op
 from esper.leyline.errors import EsperError
 from esper.simic.search import compare, pair_plans, random_plans, single_plans, successive_halving
 from esper.tamiyo.features import View, empty_history
-from esper.tamiyo.policies import FixedPlan, Never, PlanStep, RandomLegal, SideBySide
+from esper.tamiyo.policies import FixedPlan, Heuristic, Never, PlanStep, RandomLegal, SideBySide
 from small_fleets import make_env
 
 
@@ -77,7 +77,7 @@ def test_successive_halving_gives_the_better_quarter_four_times_as_many_hosts():
 
     plans = random_plans(build(1, 1, 0).setting, 9, rng_seed=2)
     asked.clear()
-    found, episodes = successive_halving(build, plans, rent=0.02, room=10)
+    (found,), episodes = successive_halving(build, plans, [0.02], room=10)
     assert asked == [(2, 5, 0), (2, 4, 0), (8, 1, 1), (8, 1, 1), (8, 1, 1)]
     assert episodes == 2 * 9 + 8 * 3
     halves = ((build(2, 5, 0), plans[:5]), (build(2, 4, 0), plans[5:]))
@@ -85,11 +85,85 @@ def test_successive_halving_gives_the_better_quarter_four_times_as_many_hosts():
     better = [plans[i] for i in sorted(range(9), key=lambda i: -means[i])[:3]]
     means = [compare(build(8, 1, 1), [plan], 0.02)[0].objective.mean() for plan in better]
     assert found == [better[means.index(max(means))]]
-    assert successive_halving(build, plans, rent=0.02, best=3, room=10)[0] == better, "the best first"
-    four, _ = successive_halving(build, plans, rent=0.02, best=4, room=10)
+    assert successive_halving(build, plans, [0.02], best=3, room=10)[0] == [better], "the best first"
+    (four,), _ = successive_halving(build, plans, [0.02], best=4, room=10)
     assert four[:3] == better
     assert len(four) == 4, "a quarter would be too few"
-    assert successive_halving(build, plans, rent=0.02, best=9) == (plans, 0), "nothing to choose"
+    assert successive_halving(build, plans, [0.02], best=9) == ([plans], 0), "nothing to choose"
+
+
+PRICES = (0.0, 0.05, 0.5)
+
+
+class GrowsWhereCheap:
+    """A policy that reads the rent, and grows where it is below 0.2."""
+
+    name = "grows where cheap"
+
+    def __init__(self) -> None:
+        self.plan, self.rents = FixedPlan([PlanStep(0, {"op": "GERMINATE", "slot": "s1"})]), set()
+
+    def begin(self, setting, num_hosts, device):
+        self.plan.begin(setting, num_hosts, device)
+
+    def decide(self, view, fresh, uniform):
+        return torch.where(view.rent[:, None] < 0.2, self.plan.decide(view, fresh, uniform), self.plan.wait(view))
+
+
+class Fails(Never):
+    """A policy that never grows, and whose hosts all fail at the second decision."""
+
+    env = None
+
+    def decide(self, view, fresh, uniform):
+        if view.signals.age[0] == 1:
+            self.env.fleet.trunk.flat[self.place :: self.env.config.group] = torch.nan
+        return super().decide(view, fresh, uniform)
+
+
+def contest():
+    """Return 16 policies, one that reads the rent and one that fails among them, and a builder of hosts for them."""
+    fails, asked = Fails(), []
+
+    def build(hosts: int, group: int, round: int):
+        asked.append((hosts, group, round))
+        fails.env = make_env("mlp", hosts * group, episode=8, group=group, rng_seed=round, penalty=0.02)
+        return fails.env
+
+    plans = random_plans(make_env("mlp", 1, episode=8).setting, 12, rng_seed=2)
+    fails.place = 2  # the one that reads the rent stands behind it
+    return [Never(), Heuristic(), fails, GrowsWhereCheap(), *plans], build, asked
+
+
+def test_a_round_ranks_at_every_price_as_a_comparison_at_that_price():
+    """From one life of each policy, failed ones included; those that read the rent live once at each price."""
+    policies, build, asked = contest()
+    found, episodes = successive_halving(build, policies, PRICES, best=15)
+    assert asked == [(2, 18, 0)]
+    assert episodes == 2 * 18
+    orders = []
+    for price, winners in zip(PRICES, found, strict=True):
+        outcomes = compare(build(2, 16, 0), policies, price)
+        assert [bool(outcome.sick.all()) for outcome in outcomes] == [isinstance(policy, Fails) for policy in policies]
+        means = [outcome.objective.mean() for outcome in outcomes]
+        orders.append(sorted(range(16), key=lambda i, means=means: -means[i])[:15])
+        assert [policies.index(policy) for policy in winners] == orders[-1]
+    assert len({tuple(order) for order in orders}) == 3, "prices matter"
+
+
+def test_a_search_at_several_prices_finds_what_a_search_at_each_finds():
+    policies, build, asked = contest()
+    policies = [policy for policy in policies if not isinstance(policy, Fails)]
+    found, episodes = successive_halving(build, policies, PRICES, best=2)
+    assert [(hosts, round) for hosts, _, round in asked] == [(2, 0), (8, 1)]
+    assert episodes == sum(hosts * group for hosts, group, _ in asked)
+    alone = []
+    for price, winners in zip(PRICES, found, strict=True):
+        (best,), lived = successive_halving(build, policies, [price], best=2)
+        assert winners == best
+        alone.append(lived)
+    assert len({tuple(policies.index(policy) for policy in winners) for winners in found}) == 3, "prices matter"
+    assert episodes < 2 * max(alone)
 
 
 def test_pairs_are_of_two_slots():

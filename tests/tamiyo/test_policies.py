@@ -9,6 +9,7 @@ from esper.leyline.lifecycle import Stage
 from esper.simic.evaluation import evaluate
 from esper.tamiyo.network import Observation, describe, look
 from esper.tamiyo.policies import (
+    Doubling,
     FixedPlan,
     GapTrigger,
     GreedyGradient,
@@ -139,6 +140,17 @@ def test_the_same_policy_on_the_same_hosts_gives_the_same_outcome():
     outcomes = [evaluate(make_env("mlp", 4, episode=5), RandomLegal(), rent=0.02, rng_seed=3) for _ in range(2)]
     for a, b in zip(*outcomes, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["doubling", *POLICIES])
+def test_policies_that_do_not_read_the_rent_do_the_same_at_every_price(name):
+    def lived(rent):
+        policy = Doubling(blueprint="mlp") if name == "doubling" else POLICIES[name]()
+        return policy, evaluate(make_env("mlp", 4, episode=6), policy, rent, rng_seed=3)
+
+    (policy, free), (_, dear) = lived(0.0), lived(1000.0)
+    same = torch.equal(free.score, dear.score) and torch.equal(free.growth, dear.growth)
+    assert same or getattr(policy, "reads_rent", True)
 
 
 def test_a_random_policy_takes_every_legal_choice_equally_often(rng):

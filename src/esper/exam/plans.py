@@ -40,7 +40,7 @@ def best(sitting: Sitting, name: str, plans: Sequence[FixedPlan]) -> ChosenPlan:
     hosts = sitting.hosts
 
     def choose() -> list[float]:
-        winners, lives = successive_halving(hosts.tournament, plans, sitting.rent, len(AROUND), room=hosts.at_once)
+        (winners,), lives = successive_halving(hosts.tournament, plans, [sitting.rent], len(AROUND), room=hosts.at_once)
         return [plans.index(winners[0]), lives]
 
     index, lives = map(int, sitting.tuner.chosen(f"{name}, chosen among {len(plans)}", choose))

@@ -113,7 +113,7 @@ def budgeted() -> Recipe:
         collect=CollectConfig(horizon=40, prices=(0.0, 0.02, 0.1)),
         rent=RentSchedule(start=0.02),
     )
-    start = WarmStartConfig(plans=13, hosts=2, best=1, lives=32, epochs=100)  # 16 contestants: 32 hosts in every round
+    start = WarmStartConfig(plans=13, hosts=2, best=1, lives=32, epochs=100)  # 16 contestants: at first 32 hosts
     return Recipe(
         name="budgeted",
         fleets=on_a_budget(),

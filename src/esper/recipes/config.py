@@ -153,7 +153,8 @@ class Places:
 class WarmStartConfig:
     """What happens to the controller before its first update: take over weights, search for good plans, clone them.
 
-    On every fleet, never growing, the heuristic and random plans meet in a tournament; the winners are cloned.
+    On every fleet, never growing, the heuristic and random plans meet in a tournament; the winners are cloned. Where
+    episodes draw their price of growth, there are winners at every price.
     """
 
     run: str = ""
@@ -164,7 +165,7 @@ class WarmStartConfig:
     hosts: int = 2
     """Hosts for each policy in the first round; every later round has four times as many."""
     best: int = 2
-    """Number of winners to clone."""
+    """Number of winners to clone, at each price of growth."""
     lives: int = 12
     """Episodes to record of each winner."""
     epochs: int = 40

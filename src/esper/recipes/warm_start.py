@@ -37,6 +37,7 @@ class Shown(NamedTuple):
     """What there is to clone on one fleet."""
 
     best: Sequence[Policy]
+    """The winners at every price of growth, price by price."""
     episodes: Rollout
     """Their recorded episodes."""
     took: Took
@@ -59,12 +60,11 @@ def begin(
         controller.adopt(before)
     if not recipe.warm_start.plans:
         return Took(0, 0)
-    shown, prices = [], prices_of(recipe)
-    cases = [(places, price) for places in (Places(f, recipe.engine) for f in recipe.fleets) for price in prices]
-    for n, (places, price) in enumerate(cases):
-        shown.append(show(recipe, places, price, controller, before, partial(_within, progress, n, len(cases))))
-        if price == prices[-1]:
-            places.fleet = None  # the next fleet may need its memory
+    shown, fleets = [], recipe.fleets
+    for n, fleet in enumerate(fleets):
+        places = Places(fleet, recipe.engine)
+        shown.append(show(recipe, places, controller, before, partial(_within, progress, n, len(fleets))))
+        places.fleet = None  # the next fleet may need its memory
     imitate(recipe, controller, shown, progress)
     return Took(*map(sum, zip(*(fleet.took for fleet in shown), strict=True)))
 
@@ -82,27 +82,28 @@ def prices_of(recipe: Recipe) -> tuple[float, ...]:
 def show(
     recipe: Recipe,
     places: Places,
-    rent: float,
     controller: Controller,
     before: Controller | None = None,
     progress: Progress = unheard,
 ) -> Shown:
-    """Find the best policies for a fleet at a price, and record their episodes as the controller would see them.
+    """Find the best policies for a fleet at every price, and record their episodes as the controller would see them.
 
     Where `before` was trained it is recorded itself; elsewhere it takes part in the tournament.
     """
     start, rng_seed = recipe.warm_start, recipe.learn.rng_seed
-    fleet, hosts = places.config, start.lives * start.best
-    best, lives, rounds = [LearnedPolicy(before)] if before else [], 0, 0
+    fleet, hosts, prices = places.config, start.lives * start.best, prices_of(recipe)
+    best, lives, rounds = [[LearnedPolicy(before)] if before else [] for _ in prices], 0, 0
     if tried := contestants(recipe, fleet, places.env(hosts, 1, Band.SHOW).setting, before):
         rounds = num_rounds(len(tried), start.best)
         counter = _Rounds(places, rounds, fleet.env.decisions, progress)
-        best, lives = successive_halving(counter.build, tried, rent, start.hosts, start.best, on_step=counter.step)
+        best, lives = successive_halving(counter.build, tried, prices, start.hosts, start.best, on_step=counter.step)
     progress("recording episodes", rounds, rounds + 1)
-    env = places.env(hosts if len(best) == 1 else start.lives, len(best), Band.SHOW)
-    episodes = record_episodes(env, best, controller, rent, recipe.learn.reward, rng_seed)
+    policies = [policy for winners in best for policy in winners]
+    rents = [price for price, winners in zip(prices, best, strict=True) for _ in winners]
+    env = places.env(hosts if len(best[0]) == 1 else start.lives, len(policies), Band.SHOW)
+    episodes = record_episodes(env, policies, controller, rents, recipe.learn.reward, rng_seed)
     lives += env.fleet.num_hosts
-    return Shown(best, episodes, Took(lives, fleet.env.decisions * lives))
+    return Shown(policies, episodes, Took(lives, fleet.env.decisions * lives))
 
 
 def contestants(recipe: Recipe, fleet: FleetConfig, setting: Setting, before: Controller | None) -> list[Policy]:
@@ -137,9 +138,13 @@ def imitate(
 
 
 def clone_config(recipe: Recipe) -> CloneConfig:
-    """Return how the winners are cloned; the critic learns returns with the discount that PPO uses."""
+    """Return how the winners are cloned; the critic learns returns with the discount that PPO uses.
+
+    The episodes of a fleet at all prices are one rollout; the size of a minibatch does not depend on their number.
+    """
     gamma, rng_seed = recipe.learn.ppo.gamma, recipe.learn.rng_seed
-    return CloneConfig(epochs=recipe.warm_start.epochs, gamma=gamma, rng_seed=rng_seed)
+    minibatches = CloneConfig.minibatches * len(prices_of(recipe))
+    return CloneConfig(epochs=recipe.warm_start.epochs, minibatches=minibatches, gamma=gamma, rng_seed=rng_seed)
 
 
 def _within(progress: Progress, fleet: int, fleets: int, step: str, done: float, total: float) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from esper.leyline.errors import EsperError
 from esper.leyline.reports import EpochReport
 from esper.leyline.state import Signals
-from esper.simic.lives import Transition, episode
+from esper.simic.lives import Rent, Transition, episode
 from esper.simic.rewards import objective
 from esper.tamiyo.policies import Policy
 from esper.tolaria import FleetEnv, HostTrainer
@@ -69,7 +69,7 @@ class Tally:
 def evaluate(
     env: FleetEnv,
     policy: Policy,
-    rent: float,
+    rent: Rent,
     rng_seed: int = 0,
     budget: float = float("inf"),
     on_step: StepCallback = lambda actions, step: None,
@@ -79,7 +79,7 @@ def evaluate(
     Args:
         env: Fleet to play on. It is reset first, and must not be staggered: some episodes would be cut short.
         policy: Policy that chooses the actions.
-        rent: Price of growth in the objective, J = score − rent · ln(1 + growth).
+        rent: Price of growth in the objective, J = score − rent · ln(1 + growth): one for all hosts, or one for each.
         rng_seed: Seed of sampled actions.
         budget: Largest growth that the policy may reach; unlimited by default.
         on_step: Called after every decision, with the actions and their result.

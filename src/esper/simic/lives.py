@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from esper.leyline.errors import EsperError
 from esper.leyline.rng import Purpose, key, uniform
 from esper.leyline.state import Setting, Signals
 from esper.tamiyo.features import ScoreHistory, View, empty_history, remember
@@ -69,6 +70,18 @@ Rent = float | Float[Tensor, " N"]
 """Price of growth: one for all hosts of a fleet, or one for each."""
 
 
+def side_by_side(rent: float | Sequence[float], policies: int, hosts: int, device: torch.device) -> Rent:
+    """Return the price that each host pays if host n follows policy n modulo their number.
+
+    `rent` is one price, or one for each policy.
+    """
+    if not isinstance(rent, Sequence):
+        return rent
+    if len(rent) != policies:
+        raise EsperError(f"rent must be one price, or one for each of the {policies} policies, not {len(rent)} prices")
+    return torch.tensor(rent, dtype=torch.float32, device=device).repeat(hosts // policies)
+
+
 def newborn(world: World, rent: Rent) -> LifeState:
     """Reset a world and return its first state."""
     signals = world.reset()
@@ -101,14 +114,14 @@ def lives(
 
 
 def episode(
-    world: World, policy: Policy, rent: float, rng_seed: int = 0, budget: float = float("inf")
+    world: World, policy: Policy, rent: Rent, rng_seed: int = 0, budget: float = float("inf")
 ) -> Iterator[Transition]:
     """Yield the decisions of a policy for one episode of fresh hosts.
 
     Args:
         world: Where they live. It is reset first, and must not be staggered: some episodes would be cut short.
         policy: Policy that chooses the actions.
-        rent: Price of growth that it pays.
+        rent: Price of growth that it pays: one for all hosts, or one for each.
         rng_seed: Seed of sampled actions.
         budget: Largest growth that it may reach.
     """

@@ -1,7 +1,7 @@
 """The objective J, the reward of a decision as a sum of named terms, and the schedule of the rent."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -86,9 +86,20 @@ class Reward(NamedTuple):
         return torch.stack(list(self)).sum(0)
 
 
-def objective(signals: Signals, rent: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+@runtime_checkable
+class Scored(Protocol):
+    """The score and growth of every host, from which J follows: signals, or an outcome."""
+
+    @property
+    def score(self) -> Float[Tensor, " N"]: ...
+
+    @property
+    def growth(self) -> Float[Tensor, " N"]: ...
+
+
+def objective(scored: Scored, rent: float | Float[Tensor, " N"]) -> Float[Tensor, " N"]:
     """Return J = score - rent * ln(1 + growth) of every host."""
-    return signals.score.float() - rent * torch.log1p(signals.growth.float())
+    return scored.score.float() - rent * torch.log1p(scored.growth.float())
 
 
 def reward(

@@ -13,7 +13,7 @@ from esper.leyline.actions import Head
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import Purpose, key, uniform
 from esper.leyline.state import Setting
-from esper.simic.lives import Actions, LifeState, Rent, Transition, drawn, lives, newborn
+from esper.simic.lives import Actions, LifeState, Rent, Transition, drawn, lives, newborn, side_by_side
 from esper.simic.rewards import RewardConfig, objective, reward
 from esper.simic.workers import ALONE, Workers
 from esper.tamiyo.features import Features, View
@@ -174,7 +174,7 @@ class Collector:
         padded = _padded(table, 0.0, (self.num_slots, self.num_blueprints))
         return padded.expand(env.fleet.num_hosts, *padded.shape)
 
-    def begin(self, rent: float) -> None:
+    def begin(self, rent: float | Tensor) -> None:
         """Reset all fleets. Raises EsperError if a host has no legal op."""
         self.states = [newborn(env, price) for env, price in zip(self.envs, self.rents(rent), strict=True)]
         check(self.observe().legal.any(-1), Head.OP.name.lower())
@@ -200,10 +200,10 @@ class Collector:
         pairs = zip(self.envs, states, strict=True)
         return torch.cat([env.state.generation * MOST_DECISIONS + state.signals.age for env, state in pairs])
 
-    def rents(self, rent: float) -> Sequence[Rent]:
-        """Return what growth costs in episodes that begin now, for each fleet: siblings pay the same."""
+    def rents(self, rent: float | Tensor) -> Sequence[Rent]:
+        """Return what growth costs in episodes that begin now, for each fleet: siblings that draw it pay the same."""
         if not self.config.prices:
-            return [rent] * len(self.envs)
+            return rent.split(self.sizes) if isinstance(rent, Tensor) else [rent] * len(self.envs)
         upcoming = torch.cat([env.upcoming for env in self.envs])
         chosen = uniform(key(self.rng_seed, Purpose.PRICE, self.groups, upcoming), 1)[:, 0]
         return self.prices[(chosen * len(self.prices)).long()].split(self.sizes)
@@ -250,7 +250,7 @@ def collect(fleets: Collector, controller: Controller, rent: float, rewards: Rew
     return _collect(fleets, choose, expect, rent, rewards)
 
 
-def record(fleets: Collector, policies: Sequence[Policy], rent: float, rewards: RewardConfig) -> Rollout:
+def record(fleets: Collector, policies: Sequence[Policy], rent: float | Tensor, rewards: RewardConfig) -> Rollout:
     """Collect a rollout under one policy per fleet; values and log-probabilities in it are 0."""
     for policy, env in zip(policies, fleets.envs, strict=True):
         policy.begin(env.setting, env.fleet.num_hosts, fleets.device)
@@ -270,7 +270,12 @@ def record(fleets: Collector, policies: Sequence[Policy], rent: float, rewards: 
 
 
 def record_episodes(
-    env: FleetEnv, policies: Sequence[Policy], controller: Controller, rent: float, rewards: RewardConfig, rng_seed: int
+    env: FleetEnv,
+    policies: Sequence[Policy],
+    controller: Controller,
+    rent: float | Sequence[float],
+    rewards: RewardConfig,
+    rng_seed: int,
 ) -> Rollout:
     """Record one episode of every host under the given policies, for a controller to learn from.
 
@@ -278,7 +283,7 @@ def record_episodes(
         env: Fleet to run; all episodes must begin together.
         policies: Host n follows policy n modulo their number.
         controller: Controller that will learn from the recording; it fixes the size of the hidden state.
-        rent: Price of growth in J.
+        rent: Price of growth in J, or one for each policy.
         rewards: Which reward to record.
         rng_seed: Seed of the policies' random numbers.
 
@@ -295,8 +300,9 @@ def record_episodes(
     """
     require_undiscounted([env], rewards.gamma)
     fleets = Collector([env], controller, CollectConfig(horizon=env.setting.episode), rng_seed)
-    fleets.begin(rent)
-    return record(fleets, [SideBySide(policies)], rent, rewards)
+    paid = side_by_side(rent, len(policies), env.fleet.num_hosts, fleets.device)
+    fleets.begin(paid)
+    return record(fleets, [SideBySide(policies)], paid, rewards)
 
 
 class _Earned(NamedTuple):
@@ -319,7 +325,7 @@ def _collect(
     fleets: Collector,
     choose: Callable[[Observation, Sequence[LifeState]], Choice],
     expect: Callable[[Observation], Float[Tensor, " N"]],
-    rent: float,
+    rent: float | Tensor,
     rewards: RewardConfig,
 ) -> Rollout:
     observations: list[Observation] = []

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 from typing import TypeVar
 
 import torch
@@ -13,6 +13,8 @@ from esper.leyline.actions import ALPHA_TARGETS, STYLES, TEMPOS, TWIN
 from esper.leyline.errors import EsperError
 from esper.leyline.state import Setting
 from esper.simic.evaluation import Outcome, StepCallback, evaluate
+from esper.simic.lives import side_by_side
+from esper.simic.rewards import objective
 from esper.tamiyo.policies import FixedPlan, PlanStep, Policy, SideBySide
 from esper.tolaria import FleetEnv
 
@@ -75,47 +77,48 @@ def compare(
     Returns:
         For each policy, the outcomes of its hosts, one per group.
     """
-    if env.config.group != len(policies):
-        raise EsperError(f"the env's group ({env.config.group}) must equal the number of policies, {len(policies)}")
-    outcome = evaluate(env, SideBySide(policies), rent, rng_seed, on_step=on_step)
+    outcome = _evaluate_in_groups(env, policies, rent, rng_seed, on_step)
     return [Outcome(*(x.view(-1, len(policies))[:, i] for x in outcome)) for i in range(len(policies))]
 
 
 def successive_halving(
     build: Callable[[int, int, int], FleetEnv],
     policies: Sequence[P],
-    rent: float,
+    prices: Sequence[float],
     hosts: int = 2,
     best: int = 1,
     room: int = 512,
     on_step: StepCallback = lambda actions, step: None,
-) -> tuple[list[P], int]:
-    """Find the best policies by successive halving with a factor of 4 (arXiv:1502.07943).
+) -> tuple[list[list[P]], int]:
+    """Find the best policies at each price of growth by successive halving with a factor of 4 (arXiv:1502.07943).
 
-    Every round keeps the best quarter and evaluates it on four times as many fresh hosts, so that all rounds cost
-    about as much.
+    Every round keeps the best quarter at each price and evaluates it on four times as many fresh hosts. One episode
+    counts at all prices; of a policy that reads the rent, it counts at the price that the policy saw.
 
     Args:
         build: `build(hosts, group, round)` returns an env with `hosts` groups of `group` hosts, fresh in every round.
         policies: Candidates.
-        rent: Price of growth in J.
+        prices: Prices of growth in J. Each has a tournament of its own: they share episodes, not ranks.
         hosts: Hosts per policy in the first round.
-        best: Number of policies to return.
+        best: Number of policies to return for each price.
         room: Largest number of hosts in one env; more policies are evaluated in several envs.
 
     Returns:
-        The `best` policies, the best first, and the number of episodes that the search took.
+        The `best` policies of each price, the best first, and the number of episodes that the search took.
     """
-    left, episodes, round = list(policies), 0, 0
-    while len(left) > best:
-        at_once = max(room // hosts, 1)
-        parts = [left[i : i + at_once] for i in range(0, len(left), at_once)]
-        means = torch.cat([_means(build(hosts, len(part), round), part, rent, on_step) for part in parts])
-        order = means.argsort(descending=True, stable=True).tolist()
-        episodes += hosts * len(left)
-        left = [left[i] for i in order[: max(-(-len(left) // 4), best)]]
+    entries = [(policy, judged) for policy in policies for judged in _judged(policy, len(prices))]
+    left = [[i for i, (_, judged) in enumerate(entries) if price in judged] for price in range(len(prices))]
+    count, episodes, round = len(policies), 0, 0
+    while count > best:
+        playing = list(dict.fromkeys(chain.from_iterable(left)))
+        at_once, means = max(room // hosts, 1), torch.full((len(prices), len(entries)), torch.nan)
+        for part in (playing[i : i + at_once] for i in range(0, len(playing), at_once)):
+            means[:, part] = _means(build(hosts, len(part), round), [entries[i] for i in part], prices, on_step)
+        episodes += hosts * len(playing)
+        count = max(-(-count // 4), best)
+        left = [_highest(means[price], those, count) for price, those in enumerate(left)]
         hosts, round = 4 * hosts, round + 1
-    return left, episodes
+    return [[entries[i][0] for i in those] for those in left], episodes
 
 
 def pair_plans(setting: Setting, decisions: Sequence[int], count: int, rng_seed: int = 0) -> list[FixedPlan]:
@@ -129,5 +132,34 @@ def pair_plans(setting: Setting, decisions: Sequence[int], count: int, rng_seed:
     return random.Random(rng_seed).sample(both, min(count, len(both)))
 
 
-def _means(env: FleetEnv, policies: Sequence[Policy], rent: float, on_step: StepCallback) -> Float[Tensor, " P"]:
-    return Tensor([outcome.objective.mean().item() for outcome in compare(env, policies, rent, on_step=on_step)])
+def _judged(policy: Policy, prices: int) -> list[range]:
+    """Return, for each episode that a policy needs, the indices of the prices at which it counts."""
+    reads_rent = getattr(policy, "reads_rent", True)
+    return [range(i, i + 1) for i in range(prices)] if reads_rent else [range(prices)]
+
+
+def _means(
+    env: FleetEnv, entries: Sequence[tuple[Policy, range]], prices: Sequence[float], on_step: StepCallback
+) -> Float[Tensor, "R P"]:
+    """Return the mean J of each entry's episodes at each price, also where it does not count."""
+    paid = [prices[judged[0]] for _, judged in entries]
+    outcome = _evaluate_in_groups(env, [policy for policy, _ in entries], paid, 0, on_step)
+    penalty = env.config.penalty * outcome.sick
+    at_prices = [(objective(outcome, price) - penalty).view(-1, len(entries)) for price in prices]
+    return Tensor([[j[:, i].mean().item() for i in range(len(entries))] for j in at_prices])
+
+
+def _evaluate_in_groups(
+    env: FleetEnv, policies: Sequence[Policy], rent: float | Sequence[float], rng_seed: int, on_step: StepCallback
+) -> Outcome:
+    """Evaluate the policies side by side, at one price of growth or one for each, and return all hosts' outcomes."""
+    if env.config.group != len(policies):
+        raise EsperError(f"the env's group ({env.config.group}) must equal the number of policies, {len(policies)}")
+    paid = side_by_side(rent, len(policies), env.fleet.num_hosts, env.fleet.device)
+    return evaluate(env, SideBySide(policies), paid, rng_seed, on_step=on_step)
+
+
+def _highest(means: Float[Tensor, " P"], indices: Sequence[int], count: int) -> list[int]:
+    """Return those of the indices at which the means are highest, in order."""
+    order = means[list(indices)].argsort(descending=True, stable=True).tolist()
+    return [indices[i] for i in order[:count]]

@@ -77,6 +77,8 @@ class Rule:
     name = "rule"
     reads_contributions = True
     """Whether it looks at the contributions of seeds, or uses ops that need them."""
+    reads_rent = True
+    """Whether it looks at the price of growth; where it does not, one episode counts at every price."""
 
     def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
         """Prepare for a fleet of fresh hosts."""
@@ -103,7 +105,7 @@ class Never(Rule):
     """
 
     name = "never"
-    reads_contributions = False
+    reads_contributions = reads_rent = False
 
 
 class RandomLegal(Rule):
@@ -156,7 +158,7 @@ class FixedPlan(Rule):
     """
 
     def __init__(self, plan: Sequence[PlanStep], name: str = "plan") -> None:
-        self.plan, self.name = sorted(plan, key=lambda line: line.decision), name
+        self.plan, self.name, self.reads_rent = sorted(plan, key=lambda line: line.decision), name, False
         self.reads_contributions = any(str(line.action.get("op")) == Op.FOSSILIZE.name for line in plan)
 
     def __str__(self) -> str:
@@ -248,7 +250,7 @@ class Heuristic(Gardener):
         >>> esper.evaluate(env, esper.Heuristic("conv_light", slots=["s0"]), rent=0.02)
     """
 
-    name = "heuristic"
+    name, reads_rent = "heuristic", False
 
     def wants(self, view: View) -> Bool[Tensor, " N"]:
         return _settled(view)
@@ -382,7 +384,7 @@ class Doubling(Rule):
     """
 
     name = "doubling"
-    reads_contributions = False
+    reads_contributions = reads_rent = False
 
     def __init__(self, at: Sequence[float] = (0.3, 0.6), blueprint: str = TWIN) -> None:
         if not all(0 <= share < 1 for share in at):
