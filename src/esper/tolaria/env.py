@@ -5,26 +5,38 @@ a fresh host takes its place at once.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from esper.kasmina.cost import epoch_cost
-from esper.kasmina.lifecycle import legal
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import key
-from esper.leyline.state import Signals, SlotState, Split
-from esper.tolaria.budget import relative_cost
+from esper.leyline.state import Signals, Split
+from esper.tolaria.beginning import purse_of
 from esper.tolaria.episodes import EnvConfig, EnvState, Good, Step
 from esper.tolaria.fleet import Fleet
 from esper.tolaria.governor import HealthHistory, empty_health, judge
 from esper.tolaria.measuring import Measured
+from esper.tolaria.recording import replayed
 from esper.tolaria.setting import make_setting
+from esper.tolaria.signals import Moment, signals_of
 
 Record = TypeVar("Record", bound=tuple)
+
+
+class Judged(NamedTuple):
+    """What an epoch led to."""
+
+    sick: Bool[Tensor, " N"]
+    """Whether the host has failed."""
+    history: HealthHistory
+    now: Signals
+    final: Signals
+    """Of failed hosts, the signals of their last good epoch."""
 
 
 class FleetEnv:
@@ -155,25 +167,13 @@ class FleetEnv:
     def first_signals(self, measured: Measured) -> Signals:
         """Return the signals of hosts that have not been trained yet."""
         unknown = torch.full_like(measured.loss, torch.nan, dtype=torch.float64)
-        return self.signals(measured, unknown, torch.zeros_like(unknown), self.fleet)
+        moment = self.moment(measured, unknown, torch.zeros_like(unknown))
+        return replayed(self.fleet, "first signals", partial(signals_of, self.fleet), (moment,))
 
-    def signals(self, measured: Measured, train_loss: Tensor, flops: Tensor, of: Fleet | Good) -> Signals:
-        """Return the signals of all hosts, with the slots and vitals of the fleet or of its last good epoch."""
-        return Signals(
-            score=measured.score,
-            metric=measured.metric,
-            loss=measured.loss,
-            train_loss=train_loss,
-            growth=self.fleet.growth(of.state),
-            flops=flops,
-            age=self.state.age,
-            sibling=self.state.sibling,
-            legal=legal(of.state, of.vitals, self.fleet.lifecycle),
-            slots=of.state,
-            vitals=of.vitals,
-            spent=None if self.fleet.budget is None else self.fleet.spent / self.fleet.budget,
-            pace=None if self.fleet.budget is None else pace(self.fleet, of.state, self.charges_measuring),
-        )
+    def moment(self, measured: Measured, train_loss: Tensor, flops: Tensor) -> Moment:
+        """Return what is known of all hosts now."""
+        fleet, state = self.fleet, self.state
+        return Moment(fleet.state, fleet.vitals, measured, train_loss, flops, state.age, state.sibling, purse_of(fleet))
 
     def life(self) -> Float[Tensor, " N"] | None:
         """Return the FLOPs of each host's episode; None if episodes are counted in epochs."""
@@ -200,23 +200,22 @@ class FleetEnv:
         refused, train_loss, measured = self.fleet.decide(actions)
         has_budget = self.config.budget is not None
         flops = self.fleet.spent - before if has_budget else self.flops().double()
-        chance, good = self.setting.chance, self.state.good
-        sane = self.fleet.vitals.sane
-        sick, history = judge(self.state.history, sane, train_loss, measured.score, chance, self.config.governor)
-        self.state = state = self.state._replace(age=self.state.age + 1, history=history)
+        self.state = self.state._replace(age=self.state.age + 1)
+        inputs = (self.moment(measured, train_loss, flops), self.state)
+        told = replayed(self.fleet, "judge", partial(judged, self), inputs)
+        self.state = state = self.state._replace(history=told.history)
         over = self.fleet.over if has_budget else state.age >= self.config.episode
-        now = self.signals(measured, train_loss, flops, self.fleet)
-        final = choose(sick, self.signals(good.measured, train_loss, flops, good), now)
-        signals, ended, test = now, sick | over, None
+        signals, ended, test = told.now, told.sick | over, None
         if bool(ended.any()):  # waits for the device
             if self.on_end is not None:
                 self.on_end(ended)
             test = None if self.test is None else self.fleet.evaluate(self.test)
             self.state, renewed = self.succeed(state, ended, over)
             measured = choose(ended, renewed, measured)
-            signals = choose(ended, self.first_signals(measured), now)
+            signals = choose(ended, self.first_signals(measured), told.now)
         self.state = self.state._replace(good=Good(self.fleet.state, self.fleet.vitals, measured))
-        return Step(signals, final, sick * self.config.penalty, refused, sick, over & ~sick, test)
+        penalty = told.sick * self.config.penalty
+        return Step(signals, told.final, penalty, refused, told.sick, over & ~told.sick, test)
 
 
 def choose(rows: Bool[Tensor, " N"], yes: Record, no: Record) -> Record:
@@ -228,12 +227,10 @@ def choose(rows: Bool[Tensor, " N"], yes: Record, no: Record) -> Record:
     return tree_map(chosen, yes, no)
 
 
-def pace(fleet: Fleet, state: SlotState, charges_measuring: bool | Bool[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """Return what an epoch costs in a state, contributions included, divided by that of a bare host.
-
-    Where lessons and measurements do not happen at every step and epoch, they count on average.
-    """
-    trained = fleet.num_steps * fleet.config.batch_size
-    validation = len(fleet.validation_data.x) * torch.ones_like(fleet.everyone) * charges_measuring
-    cost = relative_cost(epoch_cost(fleet.costs, state, fleet.lifecycle), trained, validation, fleet.lifecycle)
-    return cost / (trained * fleet.costs.host.train)
+def judged(env: FleetEnv, moment: Moment, state: EnvState) -> Judged:
+    """Return which hosts have failed, and what the epoch led to. Of the env, this reads what never changes."""
+    score, chance, good = moment.measured.score, env.setting.chance, state.good
+    sick, history = judge(state.history, moment.vitals.sane, moment.train_loss, score, chance, env.config.governor)
+    now = signals_of(env.fleet, moment)
+    last = moment._replace(slots=good.state, vitals=good.vitals, measured=good.measured)
+    return Judged(sick, history, now, choose(sick, signals_of(env.fleet, last), now))

@@ -10,12 +10,13 @@ from torch import Tensor
 from esper.kasmina.cost import CostTable, cost_table, epoch_cost
 from esper.kasmina.gates import LifecycleConfig
 from esper.kasmina.host import Host
-from esper.kasmina.lifecycle import apply, empty_slots, legal, tick, unmeasured
+from esper.kasmina.lifecycle import empty_slots, legal, unmeasured
 from esper.leyline.errors import EsperError
 from esper.leyline.specs import HostSpec
 from esper.leyline.state import SlotState, Split, Task, Vitals
 from esper.tolaria.allocator import keep_freed_memory
 from esper.tolaria.assignment import Kind
+from esper.tolaria.beginning import begin
 from esper.tolaria.bucket import Bucket
 from esper.tolaria.budget import epoch_flops
 from esper.tolaria.capture import Programs
@@ -25,7 +26,7 @@ from esper.tolaria.measuring import Measured, evaluate
 from esper.tolaria.memory import MemoryEstimator
 from esper.tolaria.network import Network, where
 from esper.tolaria.padding import Padding, Roomy, exact, power_of_two
-from esper.tolaria.schedule import Switch, copied, pace_of
+from esper.tolaria.schedule import Switch
 from esper.tolaria.setting import parameters_of_seeds, seed_sizes
 from esper.tolaria.stack import Stack
 from esper.tolaria.training import train_epoch
@@ -199,9 +200,9 @@ class Fleet:
         Returns:
             A mask of the refused actions, the mean training losses, and the results on the validation data.
         """
-        state, refused = apply(self.state, actions, self.vitals, self.lifecycle, self.space)
-        self.tend(tick(state, self.vitals, self.lifecycle), before=self.state)
-        known, pace = copied(self), pace_of(self)
+        begun = begin(self, actions)
+        self.tend(begun.state, before=self.state)
+        known, pace = begun.copied(), begun.pace
         train_loss, norms, pulls = train_epoch(self, known, pace)
         measured = evaluate(self, known=known)  # the CPU prepares this while the device trains
         if pace is not None:
@@ -210,7 +211,7 @@ class Fleet:
         self.epoch = self.epoch + 1
         if isinstance(self.padding, Roomy):
             self.padding.grow_older()
-        return refused, train_loss, measured
+        return begun.refused, train_loss, measured
 
     def tend(self, state: SlotState, fresh: Bool[Tensor, " N"] | None = None, before: SlotState | None = None) -> None:
         """Make the weights agree with a new state: add newborn seeds, remove pruned ones.

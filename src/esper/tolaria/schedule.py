@@ -4,13 +4,12 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from esper.kasmina.cost import epoch_cost
 from esper.kasmina.lifecycle import incubating, speaking
+from esper.leyline.state import SlotState
 from esper.tolaria.assignment import Assignment, Known, Wanted, assign
-from esper.tolaria.budget import Clock, Pace, paced
 
 if TYPE_CHECKING:
     from esper.tolaria.fleet import Fleet
@@ -21,10 +20,17 @@ Switch = Bool[Tensor, "N S"] | Literal["bare"]
 
 def copied(fleet: "Fleet") -> Known:
     """Copy what assignments depend on from the device, in one transfer."""
-    state, lr = fleet.state, fleet.seed_lr * fleet.config.seed_rate(fleet.state.seed_age)
-    loud, silent, due = speaking(state), incubating(state), fleet.due
-    rows = (state.graft, state.alpha, state.alpha_target, silent, lr, loud, due)
-    return Known(*torch.stack([x.double() for x in rows]).cpu().numpy())
+    return Known(*rows_to_copy(fleet, fleet.state, fleet.seed_lr, fleet.is_measured).cpu().numpy())
+
+
+def rows_to_copy(
+    fleet: "Fleet", state: SlotState, seed_lr: Float[Tensor, "N S"], is_measured: Bool[Tensor, " N"]
+) -> Float[Tensor, "F N S"]:
+    """Return what assignments depend on: the fields of `Known`."""
+    lr = seed_lr * fleet.config.seed_rate(state.seed_age)
+    loud, silent, due = speaking(state), incubating(state), fleet.lifecycle.measured(state) & is_measured[:, None]
+    fields = (state.graft, state.alpha, state.alpha_target, silent, lr, loud, due)
+    return torch.stack([x.double() for x in fields])
 
 
 def schedule(
@@ -52,14 +58,3 @@ def schedule(
         alpha = np.where(switch.cpu().numpy(), over, known.alpha)
     none = np.zeros_like(known.silent)
     return assign(hosts, Wanted(known._replace(alpha=alpha, silent=none), none, False, fleet.padding))
-
-
-def pace_of(fleet: "Fleet") -> Pace | None:
-    """Return what every host can afford in its next epoch; None if lives are counted in epochs."""
-    if fleet.budget is None:
-        return None
-    cost = epoch_cost(fleet.costs, fleet.state, fleet.lifecycle)
-    measured = len(fleet.validation_data.x) * (fleet.is_measured & fleet.charges_measuring)
-    every = fleet.lifecycle.lesson_every
-    clock = Clock(fleet.budget, fleet.config.batch_size, fleet.num_steps, every, fleet.pauses)
-    return paced(clock, fleet.spent, cost, measured)
