@@ -13,7 +13,7 @@ from torch import nn
 from esper.kasmina.kernels import along, births, causal_attention, conv, grafts, layer_norm, norm, pool, routes
 from esper.tolaria import TrainConfig
 from esper.tolaria.optimizer import CLIP_EPS, EPS, step
-from esper.tolaria.stack import Stack
+from esper.tolaria.stack import Stack, squares
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 pytestmark = [
@@ -250,6 +250,16 @@ def test_steps(optimizer, width):
         gpu.step(*ours.tensors.values(), g, ours.norms, a, rate, config, EPS, CLIP_EPS)
     for a, b in zip((*ours.tensors.values(), ours.norms), (*plain.tensors.values(), plain.norms), strict=True):
         torch.testing.assert_close(a.cpu(), b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 700, 10000])
+def test_sums_of_squares(width, dtype):
+    from esper.tolaria import gpu
+
+    x = drawn(3, 2, width).to(dtype)[:, 1]
+    (a,) = on_device((x,))
+    close([gpu.squares(a)], [squares(x)], torch.float32)
 
 
 @pytest.mark.parametrize("count", [1, 40, 3000])

@@ -1,9 +1,10 @@
-"""Run an optimizer step on CUDA devices with two Triton kernels, for a stack of any size."""
+"""Run optimizer steps and sums of squares on CUDA devices with Triton kernels, for rows of any size."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
 
 import math
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -82,6 +83,24 @@ def _step(
             tl.store(second + place, v, mask=here)
         tl.store(first + place, m, mask=here)
         tl.store(flat + place, p, mask=here)
+
+
+@triton.jit(do_not_specialize=["width", "parts"])
+def _sum_squares(x, sums, width, x_row, parts, B: tl.constexpr):
+    """Sum the squares of one part of one row."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = part * B + tl.arange(0, B)
+    values = tl.load(x + row * x_row + at, mask=at < width, other=0.0).to(tl.float32)
+    tl.store(sums + row * parts + part, tl.sum(values * values, 0))
+
+
+def squares(x: Tensor) -> Tensor:
+    """Return the squared norm of each row of x (R, W), as `stack.squares` does on a CPU."""
+    rows, width = x.shape
+    block = min(2 * BLOCK, triton.next_power_of_2(width))
+    sums = x.new_empty(rows, triton.cdiv(width, block), dtype=torch.float32)
+    launch(_sum_squares, tuple(sums.shape), x, sums, width, x.stride(0), sums.shape[1], block)
+    return sums.sum(1)
 
 
 def step(

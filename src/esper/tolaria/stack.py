@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from esper.kasmina.birth import Nursery
+from esper.kasmina.kernels.rows import dense, usable
 from esper.kasmina.layers import Params
 from esper.leyline.rng import isolated
 
@@ -157,6 +158,10 @@ class Stack:
 
 def squares(gradient: Float[Tensor, "N ..."]) -> Float[Tensor, " N"]:
     """Return the squared norm of each row, summed in fp32 at least."""
+    if usable(gradient):
+        from esper.tolaria import gpu
+
+        return gpu.squares(dense(gradient).flatten(1))
     dtype = torch.promote_types(gradient.dtype, torch.float32)
     return torch.linalg.vector_norm(gradient.flatten(1), dim=1, dtype=dtype).square()
 
