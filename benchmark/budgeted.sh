@@ -50,3 +50,4 @@ while ls "$folder"/*.pid >/dev/null 2>&1 && [ "$(find "$folder" -maxdepth 1 -nam
   sleep 2
 done
 tail -n 20 "$folder"/*.log
+[ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || echo quit | nvidia-cuda-mps-control >/dev/null 2>&1 || true
