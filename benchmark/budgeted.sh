@@ -11,7 +11,7 @@ mkdir -p "$folder"
 read -ra where <<<"${DEVICE:+--device $DEVICE}"  # by default that of the recipe: a GPU, in fp32
 esper=(python3 -c 'from esper.cli import main; main()')
 
-if [ "${DEVICE:-cuda}" = cuda ] && command -v nvidia-cuda-mps-control >/dev/null; then # processes share the GPU at once
+if [[ "${DEVICE:-cuda}" == cuda* ]] && command -v nvidia-cuda-mps-control >/dev/null; then # processes share the GPU at once
   export CUDA_MPS_PIPE_DIRECTORY=/tmp/esper-mps-$UID CUDA_MPS_LOG_DIRECTORY=/tmp/esper-mps-$UID
   mkdir -p "$CUDA_MPS_PIPE_DIRECTORY"
   nvidia-cuda-mps-control -d >/dev/null 2>&1 || true # it may be running

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measure the engine on one GPU, in the order of what is asked first: kernels, laws, fleets, training, profiles.
+# Measure the engine on one GPU, in the order of what is asked first: kernels, laws, envs, fleets with their profiles.
 #   bash benchmark/engine.sh runs/engine [cifar10.npz]     # 15 minutes; a folder for the results, and images to train on
 # SECONDS_LEFT=560 begins nothing more after so many seconds; call it again to continue: what has ended is not done again.
 set -uo pipefail

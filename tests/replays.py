@@ -1,9 +1,11 @@
-"""Captured programs without a GPU."""
+"""Captured programs without a GPU, and what functions must not do that are captured."""
 
 from types import SimpleNamespace
 
+import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from esper.tolaria.capture import Program, Programs
 
@@ -32,3 +34,18 @@ class Replays(Programs):
 
     def _record(self, name, function, inputs, warm_up, kinds) -> Replayed:
         return Replayed(function, inputs)
+
+
+class OnOneDevice(TorchDispatchMode):
+    """Finds tensors that are made on another device, or of Python's numbers."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        made = function(*arguments, **(options or {}))
+        assert all(x.device.type == self.device for x in tree_leaves(made) if isinstance(x, Tensor)), function
+        assert function is not torch.ops.aten.lift_fresh.default, "torch.tensor copies numbers to the device"
+        assert function is not torch.ops.aten._local_scalar_dense.default, "reading a number waits for the device"
+        return made

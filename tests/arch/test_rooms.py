@@ -116,7 +116,7 @@ WAITS = {
     "kasmina/blending.py": {},
     "kasmina/gates.py": {},
     "tamiyo/features.py": {},
-    "envs/telling.py": {},
+    "envs/describing.py": {},
     "tamiyo/masks.py": {},
     "tamiyo/network.py": {},
     "tolaria/stack.py": {},

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from esper.cli import main
 from esper.cli.bench_needs import needs
-from esper.cli.counting import CONVOLUTIONS, Count, Counter, counted, touched, watched
+from esper.cli.counting import FLOPS, Count, Counter, counted, touched, watched
 from esper.kasmina.gates import LifecycleConfig
 from esper.tolaria import Fleet, TrainConfig
 from toys import SPECS, random_legal, toy_task
@@ -42,20 +42,30 @@ def test_repeated_elements_count_once():
     assert touched(torch.zeros(0, 4)) == 0
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("name", FLOPS)
 def test_kernels_that_torch_does_not_see_count_by_what_they_are_given(name):
-    """Each pass of a convolution has the FLOPs that torch counts of its own."""
+    """Each pass of a convolution, and of attention, has the FLOPs that torch counts of its own."""
     x, weight = torch.zeros(2, 3, 8, 4), torch.zeros(2, 5, 4, 6)  # rows, batch, length, channels; rows, taps, in, out
     grad = torch.zeros(2, 3, 8, 6)
+    q, qkv = (
+        torch.zeros(5, 2, 8, 4, requires_grad=True),
+        torch.zeros(5, 8, 3 * 2 * 4),
+    )  # examples, heads, ...; all heads
+    convolve = lambda: functional.conv1d(torch.zeros(3, 4, 8), torch.zeros(6, 4, 5), padding=2)  # noqa: E731
+    attend = lambda: functional.scaled_dot_product_attention(q, q, q, is_causal=True)  # noqa: E731
     given, out = {
+        "attention": ((qkv, 2), qkv[..., :8]),
+        "attention_backward": ((qkv[..., :8], qkv, 2), qkv),
         "conv": ((x, weight, 1), grad),
         "conv_for_input": ((grad, weight, 1, x.shape), x),
         "conv_for_weight": ((grad, x, weight, 1), weight),
     }[name]
     counter = Counter()
-    assert watched(lambda *_: out, counter, CONVOLUTIONS[name])(*given) is out
-    one = counted(lambda: functional.conv1d(torch.zeros(3, 4, 8), torch.zeros(6, 4, 5), padding=2)).flops
-    assert counter.flops == 2 * one
+    assert watched(lambda *_: out, counter, FLOPS[name])(*given) is out
+    forward = counted(attend).flops
+    both = counted(lambda: attend().sum().backward()).flops
+    of_attention = {"attention": forward, "attention_backward": both - forward}
+    assert counter.flops == of_attention.get(name, 2 * counted(convolve).flops)
     assert counter.operations == 1
     assert counter.bytes == sum(touched(t) for t in (*given, out) if isinstance(t, torch.Tensor))
 

@@ -126,13 +126,13 @@ def test_layer_norms(space, channels, dtype):
     """Of rows that lie apart in memory, too, and whose gradient is one row for all."""
     from esper.kasmina.kernels import gpu
 
-    x = (drawn(3, 2, 4, *space, channels) + 2).to(dtype)[:, 1]
-    weight, bias = (t.to(dtype) for t in (drawn(3, channels), drawn(3, 1, channels)[:, 0]))
-    leaves = [t.float().requires_grad_() for t in (x, weight, bias)]
-    grad = drawn(*x.shape[1:]).to(dtype).expand(x.shape)
+    whole, weights = (drawn(3, 2, 4, *space, channels) + 2).to(dtype), drawn(3, 2, channels).to(dtype)
+    grad = drawn(4, *space, channels).to(dtype)
+    leaves = [t.float().requires_grad_() for t in (whole[:, 1], *weights.unbind(1))]
     out = layer_norm(*leaves)
-    plain = out, *torch.autograd.grad(out, leaves, grad.float())
-    a, w, b, g = on_device((x, weight, bias, grad))
+    plain = out, *torch.autograd.grad(out, leaves, grad.float().expand(out.shape))
+    whole, weights, g = on_device((whole, weights, grad))
+    a, (w, b), g = whole[:, 1], weights.unbind(1), g.expand(3, *g.shape)
     ours = gpu.layer_norm(a, w, b, norm.EPS), *gpu.layer_norm_backward(g, a, w, norm.EPS)
     close(ours, [t.detach() for t in plain], dtype)
 
@@ -257,9 +257,9 @@ def test_steps(optimizer, width):
 def test_sums_of_squares(width, dtype):
     from esper.tolaria import gpu
 
-    x = drawn(3, 2, width).to(dtype)[:, 1]
+    x = drawn(3, 2, width).to(dtype)
     (a,) = on_device((x,))
-    close([gpu.squares(a)], [squares(x)], torch.float32)
+    close([gpu.squares(a[:, 1])], [squares(x[:, 1])], torch.float32)
 
 
 @pytest.mark.parametrize("count", [1, 40, 3000])

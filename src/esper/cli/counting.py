@@ -14,20 +14,34 @@ from esper.kasmina.kernels.rows import GPU
 
 ALLOCATIONS = ("empty", "new_empty", "empty_like", "empty_strided", "detach", "_unsafe_view", "alias", "lift_fresh")
 """Operations that move no data."""
-Multiplies = Callable[[tuple[Tensor, ...], Tensor], tuple[Tensor, Tensor]]
-CONVOLUTIONS: dict[str, Multiplies] = {
-    "conv": lambda given, out: (out, given[1]),
-    "conv_for_input": lambda given, out: (given[0], given[1]),
-    "conv_for_weight": lambda given, out: (given[0], given[2]),
+FlopFormula = Callable[[tuple[Any, ...], Any], int]
+"""Returns the FLOPs of a kernel, from what it is given and what it returns."""
+
+
+def _convolved(stream: Tensor, weight: Tensor) -> int:
+    """Every position of the stream meets all weights of its row, (R, *kernel, C, O)."""
+    return 2 * stream[..., 0].numel() * weight[0].numel()
+
+
+def _attended(qkv: Tensor, products: int) -> int:
+    """Every position of an example meets all others in each product, whatever is masked."""
+    examples, length, channels = qkv.shape
+    return products * 2 * examples * length**2 * (channels // 3)
+
+
+FLOPS: dict[str, FlopFormula] = {
+    "conv": lambda given, out: _convolved(out, given[1]),
+    "conv_for_input": lambda given, out: _convolved(given[0], given[1]),
+    "conv_for_weight": lambda given, out: _convolved(given[0], given[2]),
+    "attention": lambda given, out: _attended(given[0], products=2),
+    "attention_backward": lambda given, out: _attended(given[1], products=5),
 }
-"""The stream and the weights (R, *kernel, C, O) of each Triton convolution, of which every position of the stream meets
-all weights of its row."""
-POINTWISE = ("depthwise", "depthwise_for_input", "depthwise_for_weight", "delta", "delta_backward", "norm")
+"""Triton kernels that multiply matrices."""
 KERNELS = (
-    *CONVOLUTIONS,
-    *POINTWISE,
-    *("norm_backward", "norm_pool", "norm_pool_backward", "layer_norm", "layer_norm_backward"),
-    *("pool", "pool_backward", "attention", "attention_backward", "add_rows", "gather_rows"),
+    *FLOPS,
+    *("depthwise", "depthwise_for_input", "depthwise_for_weight", "delta", "delta_backward", "norm", "norm_backward"),
+    *("norm_pool", "norm_pool_backward", "layer_norm", "layer_norm_backward", "pool", "pool_backward"),
+    *("add_rows", "gather_rows"),
 )
 
 
@@ -70,8 +84,8 @@ class Counter(TorchDispatchMode):
 def counted(run: Callable[[], object]) -> Count:
     """Run a function once, and return what it did.
 
-    Triton kernels count by their inputs and outputs, those of convolutions with their FLOPs. A recorded CUDA program
-    hides its operations: run the function that was recorded.
+    Triton kernels count by their inputs and outputs, those that multiply matrices with their FLOPs. A recorded CUDA
+    program hides its operations: run the function that was recorded.
     """
     counter = Counter()
     with FlopCounterMode(display=False, custom_mapping=FUSED) as products, counter, _watched_kernels(counter):
@@ -95,7 +109,7 @@ def _watched_kernels(counter: Counter) -> Iterator[None]:
 
     own = {name: getattr(gpu, name) for name in KERNELS}
     for name, kernel in own.items():
-        setattr(gpu, name, watched(kernel, counter, CONVOLUTIONS.get(name)))
+        setattr(gpu, name, watched(kernel, counter, FLOPS.get(name)))
     try:
         yield
     finally:
@@ -103,15 +117,13 @@ def _watched_kernels(counter: Counter) -> Iterator[None]:
             setattr(gpu, name, kernel)
 
 
-def watched(kernel: Callable[..., Any], counter: Counter, multiplies: Multiplies | None) -> Callable[..., Any]:
+def watched(kernel: Callable[..., Any], counter: Counter, flops: FlopFormula | None) -> Callable[..., Any]:
     """Return a kernel that tells a counter what it reads, writes and multiplies."""
 
     def run(*inputs: Any) -> Any:
         out = kernel(*inputs)
         counter.add(inputs, out)
-        if multiplies is not None:
-            stream, weight = multiplies(inputs, out)
-            counter.flops += 2 * stream[..., 0].numel() * weight[0].numel()
+        counter.flops += 0 if flops is None else flops(inputs, out)
         return out
 
     return run

@@ -22,7 +22,7 @@ NUMBERS = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np
 Info = dict[str, Any]
 
 
-class Flat(NamedTuple):
+class Bytes(NamedTuple):
     """Tensors of several types as one tensor of bytes, so that they need one transfer."""
 
     data: UInt8[Tensor, " B"]
@@ -99,14 +99,14 @@ def joined(first: LifeState, second: LifeState) -> LifeState:
     return tree_unflatten([None if a is None else torch.cat([a, b]) for a, b in pairs], tree)
 
 
-def flat(tensors: dict[str, Tensor]) -> Flat:
+def as_bytes(tensors: dict[str, Tensor]) -> Bytes:
     """Join tensors as bytes. Numbers of a type that numpy lacks become float64."""
     known = {name: x if x.dtype in NUMBERS else x.double() for name, x in tensors.items()}
     data = torch.cat([x.contiguous().flatten().view(torch.uint8) for x in known.values()])
-    return Flat(data, tuple((name, x.dtype, x.shape) for name, x in known.items()))
+    return Bytes(data, tuple((name, x.dtype, x.shape) for name, x in known.items()))
 
 
-def arrays(known: Flat) -> dict[str, np.ndarray]:
+def arrays(known: Bytes) -> dict[str, np.ndarray]:
     """Return tensors as arrays, after one transfer; on a CPU they share its memory."""
     data, found, start = known.data.cpu().numpy(), {}, 0
     for name, dtype, shape in known.layout:

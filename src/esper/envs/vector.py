@@ -13,13 +13,14 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from esper.envs.arguments import checked_actions, checked_rows, checked_seeds
+from esper.envs.describing import StepDescriber
 from esper.envs.lives import Lives
 from esper.envs.observations import (
     BOUND,
     Info,
     arrays,
+    as_bytes,
     described,
-    flat,
     marked,
     masks,
     observation_names,
@@ -29,7 +30,6 @@ from esper.envs.observations import (
 )
 from esper.envs.options import EnvOptions
 from esper.envs.picture import FRAMES, RENDER_FPS, Film, require_known
-from esper.envs.telling import Teller
 from esper.leyline.errors import EsperError
 from esper.leyline.state import Setting
 from esper.simic.lives import LifeState
@@ -82,7 +82,7 @@ class GrowthVectorEnv(VectorEnv):
         self.asked, self.num_envs, self.render_mode = EnvOptions.of(options), num_envs, render_mode
         config = self.asked.setting()
         self.lives = Lives(config.fleet(self.asked.engine, max(num_envs, FEWEST)), config.env, self.asked.prices)
-        self.teller = Teller(self.setting, self.asked.rewards, self.lives.fleet.programs)
+        self.describer = StepDescriber(self.setting, self.asked.rewards, self.lives.fleet.programs)
         self.film = None if render_mode is None else Film(self.setting, num_envs)
         self.life: LifeState | None = None
         self.nobody = torch.zeros_like(self.lives.fleet.everyone)
@@ -124,7 +124,7 @@ class GrowthVectorEnv(VectorEnv):
         numbers, fleet = np.array([given or 0 for given in seeds], dtype=np.int64), self.lives.fleet
         self.lives.seed(rows_of(seeded, fleet), rows_of(numbers, fleet))
         known = described(self._begin(rows_of(rows, fleet)), self.nobody, self.setting)
-        observations, info = self._part(arrays(flat(known)), 0)
+        observations, info = self._part(arrays(as_bytes(known)), 0)
         return observations, marked(info, rows)
 
     @torch.inference_mode(False)  # hosts learn, also where an algorithm collects without gradients
@@ -144,9 +144,9 @@ class GrowthVectorEnv(VectorEnv):
         step = self.lives.step(chosen)
         ended, prices = step.terminated | step.truncated, self.lives.drawn_prices()
         rent = torch.where(ended, prices, before.rent)
-        told = self.teller(before, step, rent)
-        self.life = LifeState(step.signals, told.history, rent, ended)
-        known = arrays(told.known)
+        description = self.describer(before, step, rent)
+        self.life = LifeState(step.signals, description.history, rent, ended)
+        known = arrays(description.known)
         outcome = (known.pop(name)[: self.num_envs] for name in ("terminated", "truncated", "reward"))
         terminated, truncated, rewards = map(widened, outcome)
         if self.asked.terminal:

@@ -107,7 +107,7 @@ def legal(state: SlotState, vitals: Vitals, config: LifecycleConfig) -> Bool[Ten
     allowed = torch.zeros(
         state.stage.shape[0], len(Op), state.stage.shape[1], dtype=torch.bool, device=state.stage.device
     )
-    allowed[:, Op.WAIT] = True
+    allowed[:, Op.WAIT].fill_(True)
     for row in TRANSITIONS:
         if row.op is not None:
             here = _open(row, state, vitals, config)

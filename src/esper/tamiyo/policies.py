@@ -78,7 +78,7 @@ class Rule:
     reads_contributions = True
     """Whether it looks at the contributions of seeds, or uses ops that need them."""
     reads_rent = True
-    """Whether it looks at the price of growth; where it does not, one episode counts at every price."""
+    """Whether it, or a subclass, looks at the price of growth; where none does, one episode counts at every price."""
 
     def begin(self, setting: Setting, num_hosts: int, device: torch.device) -> None:
         """Prepare for a fleet of fresh hosts."""
@@ -115,7 +115,7 @@ class RandomLegal(Rule):
         >>> esper.evaluate(env, esper.RandomLegal(), rent=0.02, rng_seed=1)
     """
 
-    name = "random"
+    name, reads_rent = "random", False
 
     def decide(self, view: View, fresh: Bool[Tensor, " N"], uniform: Float[Tensor, "N A"]) -> Int[Tensor, "N H"]:
         parts = uniform.split(self.space.sizes, dim=1)
@@ -193,10 +193,10 @@ class Gardener(Rule):
     """A base class of policies that plant one blueprint, fossilize seeds that contribute, and prune the rest.
 
     A subclass says when to plant, in `wants`, and where, in `prefers`. Nothing is planted in the second half of an
-    episode.
-
-    Its arguments are those of `Heuristic`.
+    episode. Its arguments are those of `Heuristic`.
     """
+
+    reads_rent = False  # a subclass that does must say so
 
     def __init__(self, blueprint: str | None = None, slots: Sequence[str] | None = None, **choices: object) -> None:
         self.blueprint, self.slots, self.choices = blueprint, slots, choices
@@ -250,7 +250,7 @@ class Heuristic(Gardener):
         >>> esper.evaluate(env, esper.Heuristic("conv_light", slots=["s0"]), rent=0.02)
     """
 
-    name, reads_rent = "heuristic", False
+    name = "heuristic"
 
     def wants(self, view: View) -> Bool[Tensor, " N"]:
         return _settled(view)

@@ -33,7 +33,7 @@ class Beginning(NamedTuple):
         return Known(*self.rows.cpu().numpy())
 
 
-class Purse(NamedTuple):
+class Spending(NamedTuple):
     """What hosts on a budget have spent, and what they are charged for."""
 
     budget: Float[Tensor, " N"] | None
@@ -42,40 +42,40 @@ class Purse(NamedTuple):
     pauses: Float[Tensor, "P N"] | None
 
 
-def purse_of(fleet: "Fleet") -> Purse:
+def spending_of(fleet: "Fleet") -> Spending:
     """Return what hosts have spent by now."""
-    return Purse(fleet.budget, fleet.spent, fleet.charges_measuring, fleet.pauses)
+    return Spending(fleet.budget, fleet.spent, fleet.charges_measuring, fleet.pauses)
 
 
 def begin(fleet: "Fleet", actions: Int[Tensor, "N H"]) -> Beginning:
     """Apply one action to every host, by a captured program if there is one. The fleet itself stays as it is."""
-    inputs = (fleet.state, fleet.vitals, actions, fleet.epoch, fleet.seed_lr, purse_of(fleet))
-    return replayed(fleet, "begin", partial(begun, fleet), inputs)
+    inputs = (fleet.state, fleet.vitals, actions, fleet.epoch, fleet.seed_lr, spending_of(fleet))
+    return replayed(fleet, "begin", partial(beginning_of, fleet), inputs)
 
 
-def begun(
+def beginning_of(
     fleet: "Fleet",
     state: SlotState,
     vitals: Vitals,
     actions: Int[Tensor, "N H"],
     epoch: Int[Tensor, " N"],
     seed_lr: Float[Tensor, "N S"],
-    purse: Purse,
+    spending: Spending,
 ) -> Beginning:
     """Return what the coming epoch begins with. Of the fleet, this reads what never changes."""
     state, refused = apply(state, actions, vitals, fleet.lifecycle, fleet.space)
     state = tick(state, vitals, fleet.lifecycle)
     is_measured = fleet.lifecycle.measures(epoch + 1)
     rows = rows_to_copy(fleet, state, seed_lr, is_measured)
-    return Beginning(state, refused, rows, pace_of(fleet, state, is_measured, purse))
+    return Beginning(state, refused, rows, pace_of(fleet, state, is_measured, spending))
 
 
-def pace_of(fleet: "Fleet", state: SlotState, is_measured: Bool[Tensor, " N"], purse: Purse) -> Pace | None:
+def pace_of(fleet: "Fleet", state: SlotState, is_measured: Bool[Tensor, " N"], spending: Spending) -> Pace | None:
     """Return what every host can afford in its next epoch; None if lives are counted in epochs."""
-    if purse.budget is None:
+    if spending.budget is None:
         return None
     cost = epoch_cost(fleet.costs, state, fleet.lifecycle)
-    measured = len(fleet.validation_data.x) * (is_measured & purse.charges_measuring)
+    measured = len(fleet.validation_data.x) * (is_measured & spending.charges_measuring)
     every = fleet.lifecycle.lesson_every
-    clock = Clock(purse.budget, fleet.config.batch_size, fleet.num_steps, every, purse.pauses)
-    return paced(clock, purse.spent, cost, measured)
+    clock = Clock(spending.budget, fleet.config.batch_size, fleet.num_steps, every, spending.pauses)
+    return paced(clock, spending.spent, cost, measured)

@@ -16,19 +16,19 @@ from torch.utils._pytree import tree_map
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import key
 from esper.leyline.state import Signals, Split
-from esper.tolaria.beginning import purse_of
+from esper.tolaria.beginning import spending_of
 from esper.tolaria.episodes import EnvConfig, EnvState, Good, Step
 from esper.tolaria.fleet import Fleet
-from esper.tolaria.governor import HealthHistory, empty_health, judge
+from esper.tolaria.governor import GovernorConfig, HealthHistory, empty_health, judge
 from esper.tolaria.measuring import Measured
 from esper.tolaria.recording import replayed
 from esper.tolaria.setting import make_setting
-from esper.tolaria.signals import Moment, signals_of
+from esper.tolaria.signals import Situation, signals_of
 
 Record = TypeVar("Record", bound=tuple)
 
 
-class Judged(NamedTuple):
+class EpochEnd(NamedTuple):
     """What an epoch led to."""
 
     sick: Bool[Tensor, " N"]
@@ -49,7 +49,7 @@ class FleetEnv:
         config: Length of episodes, groups, and the thresholds of failure.
         test: Data to evaluate hosts on when their episode ends.
         on_end: Called with a mask of the hosts whose episode ends, failed ones included, before fresh hosts replace
-            them: the last moment at which `fleet.host(n)` returns the grown host.
+            them: the last situation at which `fleet.host(n)` returns the grown host.
 
     Raises:
         EsperError: If the group size does not divide the number of hosts.
@@ -167,13 +167,15 @@ class FleetEnv:
     def first_signals(self, measured: Measured) -> Signals:
         """Return the signals of hosts that have not been trained yet."""
         unknown = torch.full_like(measured.loss, torch.nan, dtype=torch.float64)
-        moment = self.moment(measured, unknown, torch.zeros_like(unknown))
-        return replayed(self.fleet, "first signals", partial(signals_of, self.fleet), (moment,))
+        situation = self.situation(measured, unknown, torch.zeros_like(unknown))
+        return replayed(self.fleet, "first signals", partial(signals_of, self.fleet), (situation,))
 
-    def moment(self, measured: Measured, train_loss: Tensor, flops: Tensor) -> Moment:
+    def situation(self, measured: Measured, train_loss: Tensor, flops: Tensor) -> Situation:
         """Return what is known of all hosts now."""
         fleet, state = self.fleet, self.state
-        return Moment(fleet.state, fleet.vitals, measured, train_loss, flops, state.age, state.sibling, purse_of(fleet))
+        return Situation(
+            fleet.state, fleet.vitals, measured, train_loss, flops, state.age, state.sibling, spending_of(fleet)
+        )
 
     def life(self) -> Float[Tensor, " N"] | None:
         """Return the FLOPs of each host's episode; None if episodes are counted in epochs."""
@@ -201,21 +203,22 @@ class FleetEnv:
         has_budget = self.config.budget is not None
         flops = self.fleet.spent - before if has_budget else self.flops().double()
         self.state = self.state._replace(age=self.state.age + 1)
-        inputs = (self.moment(measured, train_loss, flops), self.state)
-        told = replayed(self.fleet, "judge", partial(judged, self), inputs)
-        self.state = state = self.state._replace(history=told.history)
+        situation, thresholds = self.situation(measured, train_loss, flops), self.config.governor
+        inputs = (situation, self.state, thresholds, self.setting.chance)
+        end = replayed(self.fleet, "end of an epoch", partial(epoch_end, self.fleet), inputs)
+        self.state = state = self.state._replace(history=end.history)
         over = self.fleet.over if has_budget else state.age >= self.config.episode
-        signals, ended, test = told.now, told.sick | over, None
+        signals, ended, test = end.now, end.sick | over, None
         if bool(ended.any()):  # waits for the device
             if self.on_end is not None:
                 self.on_end(ended)
             test = None if self.test is None else self.fleet.evaluate(self.test)
             self.state, renewed = self.succeed(state, ended, over)
             measured = choose(ended, renewed, measured)
-            signals = choose(ended, self.first_signals(measured), told.now)
+            signals = choose(ended, self.first_signals(measured), end.now)
         self.state = self.state._replace(good=Good(self.fleet.state, self.fleet.vitals, measured))
-        penalty = told.sick * self.config.penalty
-        return Step(signals, told.final, penalty, refused, told.sick, over & ~told.sick, test)
+        penalty = end.sick * self.config.penalty
+        return Step(signals, end.final, penalty, refused, end.sick, over & ~end.sick, test)
 
 
 def choose(rows: Bool[Tensor, " N"], yes: Record, no: Record) -> Record:
@@ -227,10 +230,12 @@ def choose(rows: Bool[Tensor, " N"], yes: Record, no: Record) -> Record:
     return tree_map(chosen, yes, no)
 
 
-def judged(env: FleetEnv, moment: Moment, state: EnvState) -> Judged:
-    """Return which hosts have failed, and what the epoch led to. Of the env, this reads what never changes."""
-    score, chance, good = moment.measured.score, env.setting.chance, state.good
-    sick, history = judge(state.history, moment.vitals.sane, moment.train_loss, score, chance, env.config.governor)
-    now = signals_of(env.fleet, moment)
-    last = moment._replace(slots=good.state, vitals=good.vitals, measured=good.measured)
-    return Judged(sick, history, now, choose(sick, signals_of(env.fleet, last), now))
+def epoch_end(
+    fleet: Fleet, situation: Situation, state: EnvState, thresholds: GovernorConfig, chance: float
+) -> EpochEnd:
+    """Return which hosts have failed, and what the epoch led to. Of the fleet, this reads what never changes."""
+    score, good = situation.measured.score, state.good
+    sick, history = judge(state.history, situation.vitals.sane, situation.train_loss, score, chance, thresholds)
+    now = signals_of(fleet, situation)
+    last = situation._replace(slots=good.state, vitals=good.vitals, measured=good.measured)
+    return EpochEnd(sick, history, now, choose(sick, signals_of(fleet, last), now))

@@ -200,9 +200,9 @@ class Fleet:
         Returns:
             A mask of the refused actions, the mean training losses, and the results on the validation data.
         """
-        begun = begin(self, actions)
-        self.tend(begun.state, before=self.state)
-        known, pace = begun.copied(), begun.pace
+        start = begin(self, actions)
+        self.tend(start.state, before=self.state)
+        known, pace = start.copied(), start.pace
         train_loss, norms, pulls = train_epoch(self, known, pace)
         measured = evaluate(self, known=known)  # the CPU prepares this while the device trains
         if pace is not None:
@@ -211,7 +211,7 @@ class Fleet:
         self.epoch = self.epoch + 1
         if isinstance(self.padding, Roomy):
             self.padding.grow_older()
-        return begun.refused, train_loss, measured
+        return start.refused, train_loss, measured
 
     def tend(self, state: SlotState, fresh: Bool[Tensor, " N"] | None = None, before: SlotState | None = None) -> None:
         """Make the weights agree with a new state: add newborn seeds, remove pruned ones.

@@ -9,7 +9,7 @@ from torch import Tensor
 from esper.kasmina.cost import epoch_cost
 from esper.kasmina.lifecycle import legal
 from esper.leyline.state import Signals, SlotState, Vitals
-from esper.tolaria.beginning import Purse
+from esper.tolaria.beginning import Spending
 from esper.tolaria.budget import relative_cost
 from esper.tolaria.measuring import Measured
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from esper.tolaria.fleet import Fleet
 
 
-class Moment(NamedTuple):
+class Situation(NamedTuple):
     """What is known of all hosts after an epoch, or at the beginning of an episode."""
 
     slots: SlotState
@@ -29,26 +29,26 @@ class Moment(NamedTuple):
     """Decisions since the beginning of the episode."""
     sibling: Bool[Tensor, " N"]
     """Whether the host began its episode together with its group."""
-    purse: Purse
+    spending: Spending
 
 
-def signals_of(fleet: "Fleet", moment: Moment) -> Signals:
+def signals_of(fleet: "Fleet", situation: Situation) -> Signals:
     """Return the signals of all hosts. Of the fleet, this reads what never changes."""
-    slots, vitals, purse = moment.slots, moment.vitals, moment.purse
+    slots, vitals, spending = situation.slots, situation.vitals, situation.spending
     return Signals(
-        score=moment.measured.score,
-        metric=moment.measured.metric,
-        loss=moment.measured.loss,
-        train_loss=moment.train_loss,
+        score=situation.measured.score,
+        metric=situation.measured.metric,
+        loss=situation.measured.loss,
+        train_loss=situation.train_loss,
         growth=fleet.growth(slots),
-        flops=moment.flops,
-        age=moment.age,
-        sibling=moment.sibling,
+        flops=situation.flops,
+        age=situation.age,
+        sibling=situation.sibling,
         legal=legal(slots, vitals, fleet.lifecycle),
         slots=slots,
         vitals=vitals,
-        spent=None if purse.budget is None else purse.spent / purse.budget,
-        pace=None if purse.budget is None else pace(fleet, slots, purse.charges_measuring),
+        spent=None if spending.budget is None else spending.spent / spending.budget,
+        pace=None if spending.budget is None else pace(fleet, slots, spending.charges_measuring),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from esper.kasmina.kernels.rows import RowFunction, transformed, usable
@@ -54,6 +55,7 @@ class _Attention(RowFunction):
         ctx.save_for_backward(inputs[0])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return _AttentionBackward.once(grad, *ctx.saved_tensors, ctx.heads), None
 

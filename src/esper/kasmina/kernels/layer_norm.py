@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from esper.kasmina.kernels.norm import EPS
@@ -17,7 +18,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
     Statistics are computed in single precision at least.
     """
-    if usable(x, weight, bias):
+    if usable(x, weight, bias) and not torch.is_autocast_enabled(x.device.type):
         return _LayerNorm.of(x, weight, bias)
     out = functional.layer_norm(x, x.shape[-1:], eps=EPS)
     return torch.addcmul(along(bias, x), out, along(weight, x)).to(out.dtype)
@@ -37,6 +38,7 @@ class _LayerNorm(RowFunction):
         ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return _LayerNormBackward.once(grad, *ctx.saved_tensors)
 

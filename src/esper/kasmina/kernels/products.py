@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from esper.kasmina.kernels.rows import RowFunction, usable
 
@@ -29,7 +30,10 @@ def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _Product(RowFunction):
-    """A product whose weights' gradient, a sum over very many positions, is spread over a GPU."""
+    """A product whose weights' gradient, a sum over very many positions, is spread over a GPU.
+
+    In half precision each part of the sum is rounded before they are added up.
+    """
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -40,6 +44,7 @@ class _Product(RowFunction):
         ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return _ProductBackward.once(grad, *ctx.saved_tensors, *ctx.needs_input_grad)
 

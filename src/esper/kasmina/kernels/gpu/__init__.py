@@ -1,4 +1,5 @@
-"""Implement the operations on rows as Triton kernels. Only channels and kernel sizes are compiled in.
+"""Implement the operations on rows as Triton kernels. Only the shapes of an example and of a
+kernel are compiled in.
 
 Sums run in single precision and in a fixed order, so that results are reproducible.
 """

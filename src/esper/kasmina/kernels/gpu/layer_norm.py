@@ -19,7 +19,7 @@ def _read(x, row, positions, channels, stride, T: tl.constexpr, C: tl.constexpr)
     p, c = tl.program_id(0) * T + tl.arange(0, T)[:, None], tl.arange(0, C)[None, :]
     known = (p < positions) & (c < channels)
     at = p.to(tl.int64) * channels + c
-    return tl.load(x + row.to(tl.int64) * stride + at, mask=known, other=0.0).to(tl.float32), at, known
+    return tl.load(x + row * stride + at, mask=known, other=0.0).to(tl.float32), at, known
 
 
 @triton.jit
@@ -34,13 +34,13 @@ def _standardized(values, known, channels, eps):
 def _layer_norm(
     x, weight, bias, out, positions, channels, x_row, weight_row, bias_row, eps, T: tl.constexpr, C: tl.constexpr
 ):
-    row, c = tl.program_id(1), tl.arange(0, C)
+    row, c = tl.program_id(1).to(tl.int64), tl.arange(0, C)
     values, at, known = _read(x, row, positions, channels, x_row, T, C)
     normal, _ = _standardized(values, known, channels, eps)
     gain = tl.load(weight + row * weight_row + c, mask=c < channels, other=0.0).to(tl.float32)
     shift = tl.load(bias + row * bias_row + c, mask=c < channels, other=0.0).to(tl.float32)
     result = normal * gain[None, :] + shift[None, :]
-    tl.store(out + row.to(tl.int64) * positions * channels + at, result.to(out.dtype.element_ty), mask=known)
+    tl.store(out + row * positions * channels + at, result.to(out.dtype.element_ty), mask=known)
 
 
 @triton.jit(do_not_specialize=["positions", "tiles", "eps"])
@@ -61,7 +61,7 @@ def _layer_norm_backward(
     C: tl.constexpr,
 ):
     """Compute the gradient of T positions; parts are their sums for weight and bias, (R, tiles, 2, channels)."""
-    row, c = tl.program_id(1), tl.arange(0, C)
+    row, c = tl.program_id(1).to(tl.int64), tl.arange(0, C)
     values, at, known = _read(x, row, positions, channels, x_row, T, C)
     into, _, _ = _read(grad, row, positions, channels, grad_row, T, C)
     normal, factor = _standardized(values, known, channels, eps)
@@ -72,7 +72,7 @@ def _layer_norm_backward(
     into *= gain[None, :]
     level, slope = tl.sum(into, 1) / channels, tl.sum(into * normal, 1) / channels
     result = (into - level[:, None] - normal * slope[:, None]) * factor
-    tl.store(out + row.to(tl.int64) * positions * channels + at, result.to(out.dtype.element_ty), mask=known)
+    tl.store(out + row * positions * channels + at, result.to(out.dtype.element_ty), mask=known)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

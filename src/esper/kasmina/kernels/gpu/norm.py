@@ -16,7 +16,7 @@ SMALL = 2048
 
 
 @triton.jit
-def _tile(
+def _places(
     batch,
     positions,
     GROUPS: tl.constexpr,
@@ -74,7 +74,7 @@ def _norm(
     W: tl.constexpr,
 ):
     """Normalize G groups of E examples of one row, with C channels in each group, in a tile of W."""
-    row, examples, groups, channels, here, at, known = _tile(batch, positions, GROUPS, C, E, P, G, W)
+    row, examples, groups, channels, here, at, known = _places(batch, positions, GROUPS, C, E, P, G, W)
     values = tl.load(x + row * x_row + at, mask=known, other=0.0).to(tl.float32)
     count = positions * C
     center = _sums(values) / count
@@ -116,7 +116,7 @@ def _norm_backward(
     W: tl.constexpr,
 ):
     """Compute the gradient of G groups of E examples; parts are sums for weight and bias, (2, programs, channels)."""
-    row, examples, groups, channels, here, at, known = _tile(batch, positions, GROUPS, C, E, P, G, W)
+    row, examples, groups, channels, here, at, known = _places(batch, positions, GROUPS, C, E, P, G, W)
     first = row * batch * positions * (GROUPS * C)
     values = tl.load(x + row * x_row + at, mask=known, other=0.0).to(tl.float32)
     into = tl.load(grad + first + at, mask=known, other=0.0).to(tl.float32)
@@ -138,7 +138,9 @@ def _norm_backward(
 
 
 def fits(x: Tensor) -> bool:
-    return triton.next_power_of_2(x.shape[2:-1].numel()) * triton.next_power_of_2(x.shape[-1]) <= LARGEST
+    """Return whether one program can hold an example, and 32 bits the places within a row."""
+    example = triton.next_power_of_2(x.shape[2:-1].numel()) * triton.next_power_of_2(x.shape[-1])
+    return example <= LARGEST and x[0].numel() < 2**31
 
 
 def norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int, relu: bool, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -198,5 +200,5 @@ def _flags(x: Tensor, groups: int, relu: bool) -> tuple[tuple[int, int, bool, in
     positions, channels = x.shape[2:-1].numel(), x.shape[-1] // groups
     p, w = triton.next_power_of_2(positions), triton.next_power_of_2(channels)
     together = groups if p * w * groups <= 4096 else 1
-    examples = max(1, min(triton.next_power_of_2(x.shape[1]), SMALL // (p * w * together)))
+    examples = max(1, SMALL // (p * w * together))
     return (groups, channels, relu, examples, p, together, w), max(1, min(16, examples * p * w * together // 512))

@@ -1,13 +1,14 @@
-"""Tell what a step has led to: one function of tensors, which a GPU replays as a captured program."""
+"""Describe what a step has led to: one function of tensors, which a GPU replays as a captured program."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from esper.envs.observations import Flat, described, flat, joined
+from esper.envs.observations import Bytes, as_bytes, described, joined
 from esper.leyline.state import Setting
 from esper.simic.lives import LifeState
 from esper.simic.rewards import RewardConfig, reward
@@ -16,19 +17,19 @@ from esper.tolaria.capture import Programs
 from esper.tolaria.episodes import Step
 
 
-class Told(NamedTuple):
+class Description(NamedTuple):
     """What a step has led to."""
 
     history: ScoreHistory
     """The results of each host in its present life."""
-    known: Flat
+    known: Bytes
     """Rewards, ends, and what is known of every host; then of every host before fresh ones replaced some. To be copied
     before the next step, which may overwrite it."""
 
 
 @dataclass(frozen=True)
-class Teller:
-    """Tells what steps have led to.
+class StepDescriber:
+    """Describes what steps have led to.
 
     Args:
         setting: Setting of the hosts.
@@ -40,16 +41,19 @@ class Teller:
     rewards: RewardConfig
     programs: Programs | None
 
-    def __call__(self, before: LifeState, step: Step, rent: Float[Tensor, " N"]) -> Told:
-        """Return what `tell` returns, by a captured program if there is one."""
-        inputs, programs = (before, step, rent), self.programs
-        program = None if programs is None else programs.find("tell", self.tell, inputs, lambda: self.tell(*inputs), ())
+    def __call__(self, before: LifeState, step: Step, rent: Float[Tensor, " N"]) -> Description:
+        """Return what `describe` returns, by a captured program if there is one."""
+        inputs, programs, function = (before, step, rent), self.programs, self.describe
+        warm_up = partial(function, *inputs)
+        program = None if programs is None else programs.find("describe step", function, inputs, warm_up, kinds=())
         if program is None:
-            return self.tell(*inputs)
-        told = program(inputs)
-        return told._replace(history=ScoreHistory(*(x.clone() for x in told.history)))  # the next replay overwrites it
+            return function(*inputs)
+        found = program(inputs)
+        return found._replace(
+            history=ScoreHistory(*(x.clone() for x in found.history))
+        )  # the next replay overwrites it
 
-    def tell(self, before: LifeState, step: Step, rent: Float[Tensor, " N"]) -> Told:
+    def describe(self, before: LifeState, step: Step, rent: Float[Tensor, " N"]) -> Description:
         """Return what a step has led to. Nothing here may wait for the device, or copy numbers to it.
 
         Args:
@@ -63,4 +67,4 @@ class Teller:
         both, refused = joined(life, last), torch.cat([step.refused & ~ended, step.refused])
         earned = reward(before.signals, step.final, before.rent, step.penalty, ended, self.rewards).total
         outcome = {"terminated": step.terminated, "truncated": step.truncated, "reward": earned}
-        return Told(life.history, flat(described(both, refused, self.setting) | outcome))
+        return Description(life.history, as_bytes(described(both, refused, self.setting) | outcome))
