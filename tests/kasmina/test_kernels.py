@@ -11,6 +11,7 @@ from esper.kasmina.kernels import (
     any_delta,
     convolve,
     convolve_channels,
+    grafts,
     group_norm,
     max_pool,
     product,
@@ -85,16 +86,19 @@ def test_pools(space, rng):
     check(lambda x: max_pool(x, *sides), plain, torch.randn(3, 2, *space, 5, generator=rng))
 
 
-def test_deltas_of_seeds_grafted_in_different_ways(rng):
+@pytest.mark.parametrize("reads", [True, False])
+def test_deltas_of_seeds_grafted_in_different_ways(reads, rng, monkeypatch):
+    """As on a CPU, which reads the grafts, and in double precision on a GPU, which does not."""
+    monkeypatch.setattr(grafts, "reads_rows", lambda graft: reads)
     host, f = torch.randn(2, 3, 2, 5, 4, generator=rng)
     weight, bias = torch.randn(3, 1, 4, generator=rng), torch.randn(3, 1, generator=rng)
     for order in ([0, 1, 2], [2, 2, 1], [3, 1, 3], [1, 2, 3], [0, 0, 0]):
-        grafts = torch.tensor(order)
+        chosen = torch.tensor(order)
         for r, graft in enumerate(order):
             row = [x[r].detach().double().requires_grad_() for x in (host, f, weight, bias)]
             expected = delta(Graft(graft), *row[:2], functional.linear(row[0], *row[2:]))
             rows = [x.double().requires_grad_() for x in (host, f, weight, bias)]
-            out = any_delta(grafts, *rows)
+            out = any_delta(chosen, *rows)
             torch.testing.assert_close(out[r], expected)
             grad = torch.randn_like(out)
             ours = torch.autograd.grad(out, rows, grad)
