@@ -23,15 +23,15 @@ def examined(fleet: "Fleet", train_loss: Tensor, norms: "Norms", pulls: Tensor, 
     healthy = torch.ones(fleet.num_hosts, len(fleet.slots), dtype=torch.bool, device=fleet.device)
     share = torch.full_like(fleet.state.alpha, torch.nan)
     learning = incubating(fleet.state) | speaking(fleet.state)
-    for s in range(len(fleet.slots)):
-        here = {kind: bucket for kind, bucket in fleet.buckets.items() if kind.slot == s}
-        if here:
-            hosts = np.concatenate([bucket.hosts for bucket in here.values()])
-            rows, hosts = (upload(x, fleet.device) for x in (np.flatnonzero(hosts >= 0), hosts[hosts >= 0]))
-            finite = torch.cat([bucket.stack.flat.isfinite().all(1) for bucket in here.values()])[rows]
-            norm = torch.cat([norms[kind] for kind in here])[rows]
-            share[hosts, s] = (norm / norms[None][hosts]).to(share.dtype)
-            healthy[hosts, s] = finite & (~learning[hosts, s] | ((norm > 0) & norm.isfinite()))
+    if fleet.buckets:
+        counts = [len(bucket.hosts) for bucket in fleet.buckets.values()]
+        hosts = np.concatenate([bucket.hosts for bucket in fleet.buckets.values()])
+        slots, rows = np.repeat([kind.slot for kind in fleet.buckets], counts), np.flatnonzero(hosts >= 0)
+        row, host, slot = upload(np.stack([rows, hosts[rows], slots[rows]]), fleet.device)
+        finite = torch.cat([bucket.stack.flat.isfinite().all(1) for bucket in fleet.buckets.values()])[row]
+        norm = torch.cat([norms[kind] for kind in fleet.buckets])[row]
+        share[host, slot] = (norm / norms[None][host]).to(share.dtype)
+        healthy[host, slot] = finite & (~learning[host, slot] | ((norm > 0) & norm.isfinite()))
     held = fleet.state.blueprint != NO_BLUEPRINT
     before = fleet.vitals.contribution.where(held, torch.nan)  # where it is not measured, the last one stands
     contribution = torch.where(fleet.due, measured.contribution, before)
