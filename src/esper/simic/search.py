@@ -106,8 +106,8 @@ def successive_halving(
     Returns:
         The `best` policies of each price, the best first, and the number of episodes that the search took.
     """
-    entries = [(policy, judged) for policy in policies for judged in _judged(policy, len(prices))]
-    left = [[i for i, (_, judged) in enumerate(entries) if price in judged] for price in range(len(prices))]
+    entries = [(policy, valid) for policy in policies for valid in _valid_at(policy, len(prices))]
+    left = [[i for i, (_, valid) in enumerate(entries) if price in valid] for price in range(len(prices))]
     count, episodes, round = len(policies), 0, 0
     while count > best:
         playing = list(dict.fromkeys(chain.from_iterable(left)))
@@ -132,7 +132,7 @@ def pair_plans(setting: Setting, decisions: Sequence[int], count: int, rng_seed:
     return random.Random(rng_seed).sample(both, min(count, len(both)))
 
 
-def _judged(policy: Policy, prices: int) -> list[range]:
+def _valid_at(policy: Policy, prices: int) -> list[range]:
     """Return, for each episode that a policy needs, the indices of the prices at which it counts."""
     reads_rent = getattr(policy, "reads_rent", True)
     return [range(i, i + 1) for i in range(prices)] if reads_rent else [range(prices)]
@@ -142,7 +142,7 @@ def _means(
     env: FleetEnv, entries: Sequence[tuple[Policy, range]], prices: Sequence[float], on_step: StepCallback
 ) -> Float[Tensor, "R P"]:
     """Return the mean J of each entry's episodes at each price, also where it does not count."""
-    paid = [prices[judged[0]] for _, judged in entries]
+    paid = [prices[valid[0]] for _, valid in entries]
     outcome = _evaluate_in_groups(env, [policy for policy, _ in entries], paid, 0, on_step)
     penalty = env.config.penalty * outcome.sick
     at_prices = [(objective(outcome, price) - penalty).view(-1, len(entries)) for price in prices]
