@@ -42,9 +42,11 @@ def test_programs_are_found_by_shapes_and_constants_and_the_least_used_forgotten
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this device can record")
 def test_what_cannot_be_recorded_runs_all_the_same_with_a_warning():
     programs = Programs()
-    with pytest.warns(UserWarning, match="training without CUDA graphs"):
-        assert programs.find("train", lambda: None, (), lambda: None, kinds=()) is None
+    for name in ("begin", "train"):  # each function by itself
+        with pytest.warns(UserWarning, match=f"without a CUDA graph of {name!r}"):
+            assert programs.find(name, lambda: None, (), lambda: None, kinds=()) is None
     assert programs.find("train", lambda: None, (), lambda: None, kinds=()) is None, "and says so only once"
+    assert programs.failed == {"begin", "train"}
 
 
 class Graph:

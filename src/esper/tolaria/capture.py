@@ -61,13 +61,16 @@ class Programs:
         self.limit, self.hits, self.misses = limit, 0, 0
         self.recorded: OrderedDict[Hashable, Program] = OrderedDict()
         self.pool: Any = None
-        self.usable = True
+        self.failed: set[str] = set()
+        """Names of the functions that cannot be captured."""
         self.compiled: set[Hashable] = set()
 
     def find(
         self, name: str, function: Callable[..., Any], inputs: Any, warm_up: Callable[[], Any], kinds: Hashable
     ) -> Program | None:
         """Return the program for inputs of these shapes, captured if it is new; None if capturing fails.
+
+        A function that fails runs without graphs from then on, with one warning; others keep theirs.
 
         Args:
             name: Name of the function, part of the cache key.
@@ -77,7 +80,7 @@ class Programs:
             kinds: Kinds of modules that the function runs. Kernels are compiled when a combination first occurs; other
                 shapes need no new ones.
         """
-        if not self.usable:
+        if name in self.failed:
             return None
         at = _signature(name, inputs)
         if at in self.recorded:
@@ -88,8 +91,10 @@ class Programs:
         try:
             program = self._record(name, function, inputs, warm_up, kinds)
         except (RuntimeError, AssertionError) as error:
-            self.usable = False
-            warnings.warn(f"training without CUDA graphs, because capturing one failed: {error}", stacklevel=2)
+            self.failed.add(name)
+            warnings.warn(
+                f"going on without a CUDA graph of {name!r}, because capturing it failed: {error}", stacklevel=2
+            )
             return None
         self.recorded[at] = program
         if len(self.recorded) > self.limit:
