@@ -1,7 +1,6 @@
 """Describe what a step has led to: one function of tensors, which a GPU replays as a captured program."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from esper.simic.rewards import RewardConfig, reward
 from esper.tamiyo.features import ScoreHistory
 from esper.tolaria.capture import Programs
 from esper.tolaria.episodes import Step
+from esper.tolaria.recording import replayed
 
 
 class Description(NamedTuple):
@@ -23,8 +23,7 @@ class Description(NamedTuple):
     history: ScoreHistory
     """The results of each host in its present life."""
     known: Bytes
-    """Rewards, ends, and what is known of every host; then of every host before fresh ones replaced some. To be copied
-    before the next step, which may overwrite it."""
+    """Rewards, ends, and what is known of every host; then of every host before fresh ones replaced some."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +42,7 @@ class StepDescriber:
 
     def __call__(self, before: LifeState, step: Step, rent: Float[Tensor, " N"]) -> Description:
         """Return what `describe` returns, by a captured program if there is one."""
-        inputs, programs, function = (before, step, rent), self.programs, self.describe
-        warm_up = partial(function, *inputs)
-        program = None if programs is None else programs.find("describe step", function, inputs, warm_up, kinds=())
-        if program is None:
-            return function(*inputs)
-        found = program(inputs)
-        return found._replace(
-            history=ScoreHistory(*(x.clone() for x in found.history))
-        )  # the next replay overwrites it
+        return replayed(self.programs, "describe step", self.describe, (before, step, rent))
 
     def describe(self, before: LifeState, step: Step, rent: Float[Tensor, " N"]) -> Description:
         """Return what a step has led to. Nothing here may wait for the device, or copy numbers to it.

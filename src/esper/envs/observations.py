@@ -1,5 +1,6 @@
 """Turn what is known of hosts into flat observations, masks and infos, as numpy arrays."""
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ class Bytes(NamedTuple):
     """Tensors of several types as one tensor of bytes, so that they need one transfer."""
 
     data: UInt8[Tensor, " B"]
-    layout: tuple[tuple[str, torch.dtype, torch.Size], ...]
+    layout: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
     """The name, type and shape of each."""
 
 
@@ -103,14 +104,14 @@ def as_bytes(tensors: dict[str, Tensor]) -> Bytes:
     """Join tensors as bytes. Numbers of a type that numpy lacks become float64."""
     known = {name: x if x.dtype in NUMBERS else x.double() for name, x in tensors.items()}
     data = torch.cat([x.contiguous().flatten().view(torch.uint8) for x in known.values()])
-    return Bytes(data, tuple((name, x.dtype, x.shape) for name, x in known.items()))
+    return Bytes(data, tuple((name, x.dtype, tuple(x.shape)) for name, x in known.items()))
 
 
 def arrays(known: Bytes) -> dict[str, np.ndarray]:
     """Return tensors as arrays, after one transfer; on a CPU they share its memory."""
     data, found, start = known.data.cpu().numpy(), {}, 0
     for name, dtype, shape in known.layout:
-        end = start + shape.numel() * dtype.itemsize
+        end = start + math.prod(shape) * dtype.itemsize
         found[name] = data[start:end].view(NUMBERS[dtype]).reshape(shape)
         start = end
     return found

@@ -50,7 +50,7 @@ def spending_of(fleet: "Fleet") -> Spending:
 def begin(fleet: "Fleet", actions: Int[Tensor, "N H"]) -> Beginning:
     """Apply one action to every host, by a captured program if there is one. The fleet itself stays as it is."""
     inputs = (fleet.state, fleet.vitals, actions, fleet.epoch, fleet.seed_lr, spending_of(fleet))
-    return replayed(fleet, "begin", partial(beginning_of, fleet), inputs)
+    return replayed(fleet.programs, "begin", partial(beginning_of, fleet), inputs)
 
 
 def beginning_of(

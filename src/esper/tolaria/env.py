@@ -49,7 +49,7 @@ class FleetEnv:
         config: Length of episodes, groups, and the thresholds of failure.
         test: Data to evaluate hosts on when their episode ends.
         on_end: Called with a mask of the hosts whose episode ends, failed ones included, before fresh hosts replace
-            them: the last situation at which `fleet.host(n)` returns the grown host.
+            them: the last moment at which `fleet.host(n)` returns the grown host.
 
     Raises:
         EsperError: If the group size does not divide the number of hosts.
@@ -168,7 +168,7 @@ class FleetEnv:
         """Return the signals of hosts that have not been trained yet."""
         unknown = torch.full_like(measured.loss, torch.nan, dtype=torch.float64)
         situation = self.situation(measured, unknown, torch.zeros_like(unknown))
-        return replayed(self.fleet, "first signals", partial(signals_of, self.fleet), (situation,))
+        return replayed(self.fleet.programs, "first signals", partial(signals_of, self.fleet), (situation,))
 
     def situation(self, measured: Measured, train_loss: Tensor, flops: Tensor) -> Situation:
         """Return what is known of all hosts now."""
@@ -205,7 +205,7 @@ class FleetEnv:
         self.state = self.state._replace(age=self.state.age + 1)
         situation, thresholds = self.situation(measured, train_loss, flops), self.config.governor
         inputs = (situation, self.state, thresholds, self.setting.chance)
-        end = replayed(self.fleet, "end of an epoch", partial(epoch_end, self.fleet), inputs)
+        end = replayed(self.fleet.programs, "end of an epoch", partial(epoch_end, self.fleet), inputs)
         self.state = state = self.state._replace(history=end.history)
         over = self.fleet.over if has_budget else state.age >= self.config.episode
         signals, ended, test = end.now, end.sick | over, None

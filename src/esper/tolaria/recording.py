@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from esper.tolaria.capture import Program
+from esper.tolaria.capture import Program, Programs
 
 if TYPE_CHECKING:
     from esper.tolaria.fleet import Fleet
@@ -32,12 +32,12 @@ def recorded(fleet: "Fleet", name: str, function: Callable[..., Any], inputs: tu
     return fleet.programs.find(name, function, inputs, warm_up, kinds=tuple(fleet.network.stacks))
 
 
-def replayed(fleet: "Fleet", name: str, function: Callable[..., T], inputs: tuple[Any, ...]) -> T:
+def replayed(programs: Programs | None, name: str, function: Callable[..., T], inputs: tuple[Any, ...]) -> T:
     """Call a function of tensors that changes nothing, by a captured program if there is one.
 
     On a GPU a replay launches one graph instead of a few hundred small operations.
     """
-    programs, warm_up = fleet.programs, partial(function, *inputs)
+    warm_up = partial(function, *inputs)
     program = None if programs is None else programs.find(name, function, inputs, warm_up, kinds=())
     if program is None:
         return function(*inputs)

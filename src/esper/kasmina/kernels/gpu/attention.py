@@ -17,6 +17,19 @@ WIDEST = 64
 
 
 @triton.jit
+def _read(qkv, length, channels, HEAD: tl.constexpr, L: tl.constexpr, C: tl.constexpr):
+    """Return queries, keys and values (L, C) of a head; where they and their mixture lie; and which exist."""
+    p, c = tl.arange(0, L)[:, None], tl.arange(0, C)[None, :]
+    known = (p < length) & (c < HEAD)
+    first = tl.program_id(0).to(tl.int64) * length * channels
+    at = first + p * channels + tl.program_id(1) * HEAD + c
+    place = at + 2 * first + 2 * p * channels
+    own = qkv + place
+    q, k, v = tl.load(own, known, 0.0), tl.load(own + channels, known, 0.0), tl.load(own + 2 * channels, known, 0.0)
+    return q, k, v, place, at, known
+
+
+@triton.jit
 def _softmax(q, k, factor, L: tl.constexpr, PRECISION: tl.constexpr):
     """Return the weights (L, L) of each position's values in single precision, and the reciprocals of their sums."""
     after, before = tl.arange(0, L)[:, None], tl.arange(0, L)[None, :]
@@ -38,15 +51,10 @@ def _attention(
     PRECISION: tl.constexpr,
 ):
     """Mix the values of one head of one example."""
-    p, c = tl.arange(0, L)[:, None], tl.arange(0, C)[None, :]
-    known = (p < length) & (c < HEAD)
-    first = tl.program_id(0).to(tl.int64) * length * channels
-    at = p * channels + tl.program_id(1) * HEAD + c
-    own = qkv + 3 * first + 2 * p * channels + at
-    q, k, v = tl.load(own, known, 0.0), tl.load(own + channels, known, 0.0), tl.load(own + 2 * channels, known, 0.0)
+    q, k, v, _, at, known = _read(qkv, length, channels, HEAD, L, C)
     weights, share = _softmax(q, k, factor, L, PRECISION)
     mixed = tl.dot(weights.to(v.dtype), v, input_precision=PRECISION) * share
-    tl.store(out + first + at, mixed.to(out.dtype.element_ty), mask=known)
+    tl.store(out + at, mixed.to(out.dtype.element_ty), mask=known)
 
 
 @triton.jit(do_not_specialize=["length", "factor"])
@@ -63,14 +71,8 @@ def _attention_backward(
     PRECISION: tl.constexpr,
 ):
     """Compute the gradients of the queries, keys and values of one head of one example."""
-    p, c = tl.arange(0, L)[:, None], tl.arange(0, C)[None, :]
-    known = (p < length) & (c < HEAD)
-    first = tl.program_id(0).to(tl.int64) * length * channels
-    at = p * channels + tl.program_id(1) * HEAD + c
-    place = 3 * first + 2 * p * channels + at
-    own = qkv + place
-    q, k, v = tl.load(own, known, 0.0), tl.load(own + channels, known, 0.0), tl.load(own + 2 * channels, known, 0.0)
-    into = tl.load(grad + first + at, known, 0.0)
+    q, k, v, place, at, known = _read(qkv, length, channels, HEAD, L, C)
+    into = tl.load(grad + at, known, 0.0)
     weights, share = _softmax(q, k, factor, L, PRECISION)
     weights *= share
     into_v = tl.dot(tl.trans(weights.to(v.dtype)), into, input_precision=PRECISION)
