@@ -1,6 +1,6 @@
 """Measure how much one controller grows at several prices of growth, on the same fresh hosts.
 
-    python benchmark/prices.py runs/budgeted [--settings phrases-16 glyphs-8 phrases-8 digits-8] [--prices 0 0.02 0.1]
+    python benchmark/prices.py runs/budgeted [--settings spirals-6 planted-4] [--prices 0 0.02 0.1]
 
 At each price the learning rate is the best on other hosts. Prints mean growth, test score and J, and the paired
 difference in growth to the price before, with 95 % intervals.
@@ -16,7 +16,7 @@ import tyro
 from esper.exam.config import ExamConfig
 from esper.exam.hosts import Hosts
 from esper.exam.statistics import Values, paired_interval
-from esper.recipes.suite import budgeted
+from esper.recipes.suite import BUDGETED, budgeted
 from esper.simic.evaluation import Outcome, evaluate
 from esper.tamiyo.controller_files import load_controller
 from esper.tamiyo.policies import LearnedPolicy
@@ -27,11 +27,11 @@ from esper.tolaria import Engine
 class Question:
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Folders of runs, or controller files."""
-    settings: tuple[str, ...] = ("phrases-16", "glyphs-8", "phrases-8", "digits-8")
+    settings: tuple[str, ...] = tuple(BUDGETED)
     prices: tuple[float, ...] = (0.0, 0.02, 0.1)
     hosts: int = 30
     tuned_on: int = 8
-    rates: tuple[float, ...] = (0.5, 1.0, 2.0)
+    rates: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
     """Multiples of the setting's learning rate."""
     device: str = "cpu"
 
