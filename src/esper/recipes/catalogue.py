@@ -105,7 +105,7 @@ def general() -> Recipe:
 
 
 def budgeted() -> Recipe:
-    """Lives on a budget of compute, at any price of growth: six settings; 10 minutes on an H200 GPU."""
+    """Lives on a budget of compute, at any price of growth: six settings; 7 minutes on an H200 GPU."""
     learn = LearnConfig(
         updates=12,
         ppo=PPOConfig(lr=5e-4, lr_end=5e-5, minibatches=16, entropy_coef=0.01, entropy_end=0.001, anneal=12, gamma=1.0),
