@@ -5,6 +5,7 @@ import torch
 
 from esper.leyline.actions import Op
 from esper.leyline.errors import EsperError
+from esper.simic.rewards import objective
 from esper.simic.search import compare, pair_plans, random_plans, single_plans, successive_halving
 from esper.tamiyo.features import View, empty_history
 from esper.tamiyo.policies import FixedPlan, Heuristic, Never, PlanStep, RandomLegal, SideBySide
@@ -151,19 +152,28 @@ def test_a_round_ranks_at_every_price_as_a_comparison_at_that_price():
     assert len({tuple(order) for order in orders}) == 3, "prices matter"
 
 
-def test_a_search_at_several_prices_finds_what_a_search_at_each_finds():
-    policies, build, asked = contest()
-    policies = [policy for policy in policies if not isinstance(policy, Fails)]
-    found, episodes = successive_halving(build, policies, PRICES, best=2)
-    assert [(hosts, round) for hosts, _, round in asked] == [(2, 0), (8, 1)]
-    assert episodes == sum(hosts * group for hosts, group, _ in asked)
-    alone = []
-    for price, winners in zip(PRICES, found, strict=True):
-        (best,), lived = successive_halving(build, policies, [price], best=2)
-        assert winners == best
-        alone.append(lived)
-    assert len({tuple(policies.index(policy) for policy in winners) for winners in found}) == 3, "prices matter"
-    assert episodes < 2 * max(alone)
+@pytest.mark.parametrize("rng_seed", [0, 1, 4])
+def test_what_is_left_at_one_price_counts_at_all_so_that_winners_grow_less_as_prices_rise(rng_seed):
+    policies, asked, prices = random_plans(make_env("mlp", 1, episode=8).setting, 15, rng_seed), [], (0.0, *PRICES[1:])
+
+    def build(hosts: int, group: int, round: int):
+        asked.append((hosts, group, round))
+        return make_env("mlp", hosts * group, episode=8, group=group, rng_seed=round)
+
+    found, episodes = successive_halving(build, policies, prices)
+    playing, left, grown, rounds = list(range(15)), [], [], list(asked)
+    assert [hosts for hosts, _, _ in rounds] == [2, 8]
+    assert episodes == sum(hosts * group for hosts, group, _ in rounds)
+    for (hosts, group, round), count in zip(rounds, (4, 1), strict=True):
+        assert group == len(playing)
+        outcomes = compare(build(hosts, 15, round), policies, 0.0)
+        means = [[objective(outcome, price).mean().item() for outcome in outcomes] for price in prices]
+        left = [sorted(playing, key=lambda i, mean=mean: -mean[i])[:count] for mean in means]
+        playing = sorted({i for those in left for i in those})
+        grown = [outcome.growth.log1p().mean().item() for outcome in outcomes]
+    assert [[policies.index(winner) for winner in winners] for winners in found] == left
+    assert [grown[i] for (i,) in left] == sorted((grown[i] for (i,) in left), reverse=True)
+    assert len({i for (i,) in left}) > 1, "prices matter"
 
 
 def test_pairs_are_of_two_slots():

@@ -92,13 +92,14 @@ def successive_halving(
 ) -> tuple[list[list[P]], int]:
     """Find the best policies at each price of growth by successive halving with a factor of 4 (arXiv:1502.07943).
 
-    Every round keeps the best quarter at each price and evaluates it on four times as many fresh hosts. One episode
-    counts at all prices; of a policy that reads the rent, it counts at the price that the policy saw.
+    Every round keeps the best quarter at each price, and evaluates all that is left on four times as many fresh hosts.
+    One episode counts at all prices; of a policy that reads the rent, it counts at the price that the policy saw. Since
+    the winners of all prices are chosen from the same episodes, plans that win at a higher price grow no more.
 
     Args:
         build: `build(hosts, group, round)` returns an env with `hosts` groups of `group` hosts, fresh in every round.
         policies: Candidates.
-        prices: Prices of growth in J. Each has a tournament of its own: they share episodes, not ranks.
+        prices: Prices of growth in J.
         hosts: Hosts per policy in the first round.
         best: Number of policies to return for each price.
         room: Largest number of hosts in one env; more policies are evaluated in several envs.
@@ -116,7 +117,10 @@ def successive_halving(
             means[:, part] = _means(build(hosts, len(part), round), [entries[i] for i in part], prices, on_step)
         episodes += hosts * len(playing)
         count = max(-(-count // 4), best)
-        left = [_highest(means[price], those, count) for price, those in enumerate(left)]
+        left = [
+            _highest(means[price], [i for i in playing if price in entries[i][1]], count)
+            for price in range(len(prices))
+        ]
         hosts, round = 4 * hosts, round + 1
     return [[entries[i][0] for i in those] for those in left], episodes
 
