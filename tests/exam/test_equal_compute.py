@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from esper.dashboard.exam_text import about
 from esper.exam.arms import admitted
 from esper.exam.config import ExamConfig
 from esper.exam.derived import right_size
@@ -293,6 +294,12 @@ def test_all_arms_of_an_exam_on_a_budget_spend_the_same():
         assert arm.flops == pytest.approx(budget, rel=0.05), "3 of 40 steps are dear"
     named = report.by_name
     assert named["fixed 2 × 8"].scores == named["never"].scores, "the size it begins with"
+    spent = f"Every host of every arm spends {budget:.3g} FLOPs, to the step"
+    ends = f"(on average {min(a.flops for a in report.arms) / budget:.3f} to "
+    assert f"{spent} {ends}" in about(report)
+    third, failing = replace(report.arms[1], sick=1 / 3), replace(report.arms[0], sick=0.1)
+    failed = replace(report, arms=(failing, third, *report.arms[2:]))
+    assert f"{spent}, unless it fails before, as up to 33% of an arm do {ends}" in about(failed)
 
 
 def test_an_arm_that_spends_more_is_an_error():

@@ -47,8 +47,10 @@ def _budget(exam: ExamReport) -> str:
     if exam.budget is None:
         return ""
     spent = [arm.flops / exam.budget for arm in exam.arms]
-    shares = f"{min(spent):.3f} to {max(spent):.3f} of it"
-    return f"Every host of every arm spends {exam.budget:.3g} FLOPs, to the step ({shares})."
+    failed = max(arm.sick for arm in exam.arms)
+    unless = f", unless it fails before, as up to {failed:.0%} of an arm do" if failed else ""
+    shares = f"on average {min(spent):.3f} to {max(spent):.3f} of it"
+    return f"Every host of every arm spends {exam.budget:.3g} FLOPs, to the step{unless} ({shares})."
 
 
 def _place(exam: ExamReport) -> str:
