@@ -3,6 +3,7 @@
 import ctypes
 import resource
 import sys
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -16,15 +17,16 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only glibc can be to
 
 @linux
 def test_an_epoch_of_a_fleet_faults_few_pages_in() -> None:
+    """The least of several epochs, since a system under pressure takes pages back. Otherwise each faults 100,000 in."""
     task = esper.load_task("digits")
     spec = esper.HostSpec("cnn2d", task.spec.inputs, task.spec.outputs, widths=(16, 16))
     fleet = esper.Fleet(spec, task, range(16), esper.TrainConfig(batch_size=64, steps=3))
     wait = torch.tensor([fleet.space.action("WAIT")] * 16)
     faults = []
-    for _ in range(4):
+    for _ in range(8):
         fleet.decide(wait)
         faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
-    assert faults[-1] - faults[-2] < 2000
+    assert min(after - before for before, after in pairwise(faults)) < 2000
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, takes: int = 2**31) -> dict[int, int]:
