@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Train the recipe `budgeted`, examine it at equal compute in four settings it learned from and three it did not, measure
-# what it grows at three prices, and compare twins with fixed depths on a text file: all side by side on one GPU.
+# Train the recipe `budgeted`, examine it at equal compute in four settings it learned from and three it did not,
+# measure what it grows at three prices, and compare twins with fixed depths on a text file: side by side on one GPU.
 #   bash benchmark/budgeted.sh tinyshakespeare.txt          # into runs/budgeted; call it again to continue
 # DEVICE=cpu runs on a CPU, which takes a day.
 # SECONDS_LEFT=580 stops waiting after so many seconds; what runs goes on, and what has ended is not done again.
@@ -11,7 +11,7 @@ mkdir -p "$folder"
 read -ra where <<<"${DEVICE:+--device $DEVICE}"  # by default that of the recipe: a GPU, in fp32
 esper=(python3 -c 'from esper.cli import main; main()')
 
-if [[ "${DEVICE:-cuda}" == cuda* ]] && command -v nvidia-cuda-mps-control >/dev/null; then # processes share the GPU at once
+if [[ "${DEVICE:-cuda}" == cuda* ]] && command -v nvidia-cuda-mps-control >/dev/null; then # run at once on one GPU
   export CUDA_MPS_PIPE_DIRECTORY=/tmp/esper-mps-$UID CUDA_MPS_LOG_DIRECTORY=/tmp/esper-mps-$UID
   mkdir -p "$CUDA_MPS_PIPE_DIRECTORY"
   nvidia-cuda-mps-control -d >/dev/null 2>&1 || true # it may be running

@@ -1,6 +1,6 @@
 """Measure how much one controller grows at several prices of growth, on the same fresh hosts.
 
-    python benchmark/prices.py runs/budgeted [--settings spirals-6 planted-4] [--prices 0 0.02 0.1]
+    python benchmark/prices.py runs/budgeted/run [--settings spirals-6 planted-4] [--prices 0 0.02 0.1]
 
 At each price the learning rate is the best on other hosts. Prints mean growth, test score and J, and the paired
 difference in growth to the price before, with 95 % intervals.

@@ -94,7 +94,7 @@ def successive_halving(
 
     Every round keeps the best quarter at each price, and evaluates all that is left on four times as many fresh hosts.
     One episode counts at all prices; of a policy that reads the rent, it counts at the price that the policy saw. Since
-    the winners of all prices are chosen from the same episodes, plans that win at a higher price grow no more.
+    the winners of all prices are chosen from the same episodes, the best plan at a higher price grows no more.
 
     Args:
         build: `build(hosts, group, round)` returns an env with `hosts` groups of `group` hosts, fresh in every round.
