@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv, TrainConfig
-from toys import SPECS, random_legal, rows_of, toy_task
+from esper.tolaria.lanes import Lanes
+from toys import SPECS, random_legal, rows_of, same_bits, toy_task
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -38,6 +39,21 @@ def test_a_gpu_agrees_with_the_cpu(kind, graphs):
     if gpu.programs is not None:
         assert not gpu.programs.failed
         assert gpu.programs.hits > 0
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("kind", SPECS)
+def test_what_runs_side_by_side_gives_the_bits_of_what_runs_in_turn(kind, graphs):
+    config, engine = TrainConfig(batch_size=64, lr=0.01), Engine(device="cuda", graphs=graphs)
+    fleets = [Fleet(SPECS[kind], toy_task(kind, 256), range(24), config, engine=engine) for _ in range(2)]
+    fleets[1].network.lanes = Lanes(torch.device("cuda"), 0)
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(14):
+        actions = random_legal(fleets[0].legal().cpu(), fleets[0].space.sizes, generator).cuda()
+        beside, in_turn = (fleet.decide(actions)[2]._asdict() for fleet in fleets)
+        assert same_bits(beside, in_turn)
+    for stack, other in zip(*(fleet.network.stacks.values() for fleet in fleets), strict=True):
+        assert same_bits(stack.tensors, other.tensors)
 
 
 def test_a_decision_waits_for_the_device_a_few_times():

@@ -8,6 +8,7 @@ from torch import nn
 
 from esper.tolaria import TrainConfig
 from esper.tolaria import optimizer as optimizers
+from esper.tolaria.lanes import Lanes
 from esper.tolaria.optimizer import Update, step, step_all
 from esper.tolaria.stack import Stack
 from toys import same_bits
@@ -85,7 +86,7 @@ def test_stacks_that_take_a_step_together_do_so_as_each_alone(optimizer, dtype, 
             )
             for stack in twice[0]
         ]
-        step_all(updates, config)
+        step_all(updates, config, Lanes(torch.device("cpu")))
         for stack, update in zip(twice[1], updates, strict=True):
             step(stack, *update[1:], config)
     for ours, theirs in zip(*twice, strict=True):

@@ -16,6 +16,7 @@ from esper.leyline.specs import HostSpec
 from esper.leyline.state import NO_BLUEPRINT, SlotState
 from esper.tolaria.assignment import Assignment, Kind, SlotAssignment
 from esper.tolaria.bucket import Bucket
+from esper.tolaria.lanes import Lanes
 from esper.tolaria.padding import SHARES, Padding
 from esper.tolaria.stack import Stack
 from esper.tolaria.transfer import upload
@@ -42,6 +43,8 @@ class Network:
         self.known: dict[Kind, Bucket] = {}
         """All buckets ever made: captured programs refer to their memory."""
         self.idle: dict[Kind, int] = {}
+        self.lanes = Lanes(device)
+        """Where seeds of different kinds run, and side rows beside the hosts."""
 
     @property
     def stacks(self) -> dict[Kind | None, Stack]:
@@ -133,11 +136,14 @@ class Network:
         streams = []
         for s, segment in enumerate(segments):
             prefix = f"segments.{s}."
+            if beside is not None:
+                with self.lanes.lane(0, beside):
+                    rows = assignment.beside.rows[: len(beside)]
+                    fixed = {name: p.detach()[rows] for name, p in under(prefix, trunk).items()}
+                    beside = run_rows(segment, fixed, beside)
             x = run_rows(segment, under(prefix, trunk), x)
             if beside is not None:
-                rows = assignment.beside.rows[: len(beside)]
-                fixed = {name: p.detach()[rows] for name, p in under(prefix, trunk).items()}
-                beside = run_rows(segment, fixed, beside)
+                self.lanes.join(beside)
             for slot in assignment.slots[s * self.slots_each : (s + 1) * self.slots_each]:
                 streams.append(x)
                 if slot.buckets:
@@ -176,13 +182,16 @@ class Network:
                 _shuffled(*pair, sizes) for pair in ((stream, heard), (assignment.graft, assignment.echo_graft))
             )
         bodies, gates = [], []
-        for b, own in zip(assignment.buckets, streams.split([sum(size) for size in sizes]), strict=True):
-            stack, flat = self.buckets[b.kind].stack, flats[b.kind]
-            rows = torch.cat([flat, flat.detach()[b.echo_seeds]]) if b.num_echoes else flat
-            params, template = stack.layout.unpack(rows), stack.template
-            assert isinstance(template, AnySeed)
-            bodies.append(run_rows(template.f, under("f.", params), own).to(own.dtype))
-            gates.append(under("g.", params))
+        inputs = streams.split([sum(size) for size in sizes])
+        for n, (b, own) in enumerate(zip(assignment.buckets, inputs, strict=True)):
+            with self.lanes.lane(n, own):
+                stack, flat = self.buckets[b.kind].stack, flats[b.kind]
+                rows = torch.cat([flat, flat.detach()[b.echo_seeds]]) if b.num_echoes else flat
+                params, template = stack.layout.unpack(rows), stack.template
+                assert isinstance(template, AnySeed)
+                bodies.append(run_rows(template.f, under("f.", params), own).to(own.dtype))
+                gates.append(under("g.", params))
+        self.lanes.join(*bodies, *(p for params in gates for p in params.values()))
         gate = {name: torch.cat([params[name] for params in gates]) for name in gates[0]}
         deltas = any_delta(graft, streams, torch.cat(bodies), gate["weight"], gate["bias"])
         if heard is None:

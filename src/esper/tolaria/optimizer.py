@@ -12,6 +12,7 @@ from torch import Tensor
 
 from esper.kasmina.kernels import usable
 from esper.tolaria.config import TrainConfig
+from esper.tolaria.lanes import Lanes
 from esper.tolaria.stack import ALIGNMENT, Stack
 
 EPS = 1e-8
@@ -32,15 +33,17 @@ class Update(NamedTuple):
 
 
 @torch.no_grad()
-def step_all(updates: Sequence[Update], config: TrainConfig) -> None:
-    """Take an optimizer step in the active rows of all stacks.
+def step_all(updates: Sequence[Update], config: TrainConfig, lanes: Lanes) -> None:
+    """Take an optimizer step in the active rows of all stacks, on a GPU side by side.
 
     Inactive rows stay bit-identical. The gradient norm of every row is added to its stack's norms.
     """
     small = [_is_small(update.grad) for update in updates]
-    for update, is_small in zip(updates, small, strict=True):
+    for n, (update, is_small) in enumerate(zip(updates, small, strict=True)):
         if not is_small:
-            step(*update, config)
+            with lanes.lane(n):
+                step(*update, config)
+    lanes.join()
     if any(small):
         _step_together([update for update, is_small in zip(updates, small, strict=True) if is_small], config)
 

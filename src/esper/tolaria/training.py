@@ -112,5 +112,6 @@ def train_step(
         active = {name: trains[name] & learns for name, learns in active.items()}
         gradients = [where(trains[name], g, 0.0) for name, g in zip(stacks, gradients, strict=True)]
     named = zip(stacks.items(), gradients, strict=True)
-    step_all([Update(stack, gradient, active[name], rate[name]) for (name, stack), gradient in named], fleet.config)
+    updates = [Update(stack, gradient, active[name], rate[name]) for (name, stack), gradient in named]
+    step_all(updates, fleet.config, fleet.network.lanes)
     count += 1
