@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -447,8 +448,43 @@ def test_text_predicts_the_next_character(tmp_path):
         load_task("text", path=tmp_path / "binary")
 
 
+def test_source_predicts_the_next_character_of_files_in_an_order_of_their_own(tmp_path, monkeypatch):
+    """Tests and installed packages are left out; what is not printable counts as the end of a line."""
+    lib = tmp_path / "lib"
+    written = {"a.py": "x = 1\n", "pack/b.py": "\ty = 'ä'\r\n", "pack/c.py": "z = 3\n", "d.py": "def f():\n"}
+    left_out = {"test/e.py": "E", "pack/tests/f.py": "F", "site-packages/g.py": "G", "h.txt": "H"}
+    for name, content in (written | left_out).items():
+        (lib / name).parent.mkdir(parents=True, exist_ok=True)
+        (lib / name).write_bytes(content.encode())
+    monkeypatch.setattr(packaged.sysconfig, "get_path", {"stdlib": str(lib)}.get)
+    whole = "".join(written[name] for name in sorted(written, key=lambda name: sha256(name.encode()).digest()))
+    assert whole != "".join(written[name] for name in sorted(written)), "the order of names would do"
+    expected = "".join(c if c in packaged.CHARACTERS else "\n" * len(c.encode()) for c in whole)
+    options = {"context": 2, "characters": len(expected)}
+    pieces = splits("source", **options)
+    assert [len(part.x) for part in pieces] == [13, 1, 1]
+    for ahead, codes in enumerate(zip(*((part.x, part.y) for part in pieces), strict=True)):
+        read = "".join(packaged.CHARACTERS[code] for code in torch.cat(codes).flatten().tolist())
+        assert read == expected[ahead : len(read) + ahead]
+    assert load_task("source", **options).spec.outputs == len(packaged.CHARACTERS) == 96
+    with pytest.raises(EsperError, match=f"characters must be at most {len(expected)}, the source that is installed"):
+        load_task("source")
+    for wrong in ({"context": 0}, {"context": 64, "characters": 640}):
+        with pytest.raises(EsperError, match="must be above 10 times context"):
+            load_task("source", **wrong)
+
+
+def test_the_installed_source_can_be_learned_from():
+    pieces = splits("source", validation=256)
+    assert [len(part.x) for part in pieces] == [12500, 256, 1562]
+    assert all(part.x.min() >= 0 and part.x.max() < 96 for part in pieces)
+    rows = [{x.numpy().tobytes() for x in part.x} for part in pieces]
+    assert len(rows[0] & rows[2]) < 0.02 * len(rows[2]), "comments such as rows of dashes repeat, nothing else"
+
+
 def test_every_task_has_a_name():
-    assert task_names() == ("mnist1d", "digits", "spirals", "waves", "glyphs", "planted", "phrases", "images", "text")
+    made = ("mnist1d", "digits", "spirals", "waves", "glyphs", "planted", "phrases", "source")
+    assert task_names() == (*made, "images", "text")
 
 
 @pytest.mark.parametrize("name", task_names())

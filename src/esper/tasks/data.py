@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from esper.leyline.errors import EsperError, FileError
+from esper.leyline.objectives import LANGUAGE
 from esper.leyline.rng import Purpose, key, permutation
 from esper.leyline.specs import TaskSpec
 from esper.leyline.state import Split
@@ -49,6 +50,27 @@ def divide(data: Split, *sizes: int) -> tuple[Split, ...]:
         raise EsperError(f"{len(data.x)} examples are too few to split into training, validation and test data")
     cuts = [*sizes, len(data.x) - sum(sizes)]
     return tuple(Split(x, y) for x, y in zip(data.x.split(cuts), data.y.split(cuts), strict=True))
+
+
+def windows(name: str, codes: Int[Tensor, " L"], outputs: int, context: int, validation: int = 0) -> TaskData:
+    """Return the task to predict the next token of a text; its last two tenths are validation and test data.
+
+    Args:
+        name: Name of the task.
+        codes: The text, as tokens from 0.
+        outputs: Tokens of the vocabulary.
+        context: Tokens per example.
+        validation: Validation examples, spread over their tenth; 0: all.
+    """
+    count = (len(codes) - 1) // context
+    x, y = (codes[shift : count * context + shift].view(count, context) for shift in (0, 1))
+    tenth = count // 10
+    if not 0 <= validation <= tenth:
+        raise EsperError(f"validation must be from 0 to {tenth}, a tenth of the text, not {validation}")
+    train, held, test = divide(Split(x, y), count - 2 * tenth, tenth)
+    spread = torch.arange(validation or tenth) * tenth // (validation or tenth)
+    held = Split(held.x[spread], held.y[spread])
+    return TaskData(TaskSpec(name, (context,), outputs, LANGUAGE), train, held, test)
 
 
 def standardized(x: Float[Tensor, "B ..."], *others: Tensor) -> tuple[Tensor, ...]:

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from esper.leyline.errors import EsperError, FileError
-from esper.leyline.objectives import CLASSIFICATION, LANGUAGE
+from esper.leyline.errors import FileError
+from esper.leyline.objectives import CLASSIFICATION
 from esper.leyline.specs import TaskSpec
 from esper.leyline.state import Split
-from esper.tasks.data import TaskData, divide, num_classes, read_npz, shuffled, standardized
+from esper.tasks.data import TaskData, divide, num_classes, read_npz, shuffled, standardized, windows
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 FORMS = (
@@ -65,18 +65,9 @@ def text(path: str | Path = "", context: int = 64, validation: int = 0, name: st
         raise FileError(
             f"{file}: context ({context}) must be positive, and the text must have at least two different characters"
         )
-    windows = (len(stream) - 1) // context
-    if windows < 10:
+    if len(stream) <= 10 * context:
         raise FileError(f"{file} is too short: context {context} needs at least {10 * context + 1} characters")
-    x = stream[: windows * context].view(windows, context)
-    y = stream[1 : windows * context + 1].view(windows, context)
-    tenth = windows // 10
-    if not 0 <= validation <= tenth:
-        raise EsperError(f"validation must be from 0 to {tenth}, a tenth of the text, not {validation}")
-    train, held, test = divide(Split(x, y), windows - 2 * tenth, tenth)
-    spread = torch.arange(validation or tenth) * tenth // (validation or tenth)
-    held = Split(held.x[spread], held.y[spread])
-    return TaskData(TaskSpec(name, (context,), len(alphabet), LANGUAGE), train, held, test)
+    return windows(name, stream, len(alphabet), context, validation)
 
 
 def _existing(path: str | Path, task: str, forms: str) -> Path:

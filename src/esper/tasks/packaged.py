@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import sysconfig
 import warnings
 from collections.abc import Mapping
 from importlib import import_module
@@ -16,7 +17,7 @@ from esper.leyline.objectives import CLASSIFICATION
 from esper.leyline.rng import isolated
 from esper.leyline.specs import TaskSpec
 from esper.leyline.state import Split
-from esper.tasks.data import TaskData, divide, read_npz, shuffled, standardized
+from esper.tasks.data import TaskData, divide, read_npz, shuffled, standardized, windows
 
 MNIST1D_SHA256 = "c23c4d3e5f1acb9443f78f9165c64ff8877ce49a1d77bc2d6650a424201b5157"
 """Checksum of the standard dataset, rounded to six decimals, because processors differ in the last bits."""
@@ -49,6 +50,43 @@ def mnist1d(examples: int = 3400) -> TaskData:
     train, validation, test = divide(Split(x, y), 3400, 600)
     train = Split(train.x[:examples], train.y[:examples])
     return TaskData(TaskSpec("mnist1d", (40, 1), 10, CLASSIFICATION), train, validation, test)
+
+
+CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
+"""What source code consists of; other characters count as the first of these."""
+NO_SOURCE = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+
+
+def source(context: int = 64, characters: int = 1_000_000, validation: int = 0) -> TaskData:
+    """Predict the next character of the source of Python's standard library (64 tokens, 96 classes).
+
+    `context` is the number of tokens per example, `characters` the length of the text. Its last two tenths, of other
+    files, are validation and test data; `validation` is the number of validation examples, 0: all. The text differs
+    between versions of Python.
+    """
+    if context < 1 or characters <= 10 * context:
+        raise EsperError(f"characters ({characters}) must be above 10 times context ({context}), which is positive")
+    text = _library(characters)
+    if len(text) < characters:
+        raise EsperError(f"characters must be at most {len(text)}, the source that is installed, not {characters}")
+    place = np.zeros(256, dtype=np.int64)
+    place[np.frombuffer(CHARACTERS.encode(), np.uint8)] = np.arange(len(CHARACTERS))
+    codes = torch.from_numpy(place[np.frombuffer(text, np.uint8)])
+    return windows("source", codes, len(CHARACTERS), context, validation)
+
+
+def _library(length: int) -> bytes:
+    """Return files of Python's standard library, one after the other in an order that mixes its packages."""
+    root, found = Path(sysconfig.get_path("stdlib")), []
+    for folder, inner, files in os.walk(root):
+        inner[:] = [name for name in inner if name not in NO_SOURCE]
+        found += [Path(folder, name).relative_to(root).as_posix() for name in files if name.endswith(".py")]
+    text = bytearray()
+    for name in sorted(found, key=lambda name: hashlib.sha256(name.encode()).digest()):
+        if len(text) >= length:
+            break
+        text += (root / name).read_bytes()
+    return bytes(text[:length])
 
 
 def cache_folder() -> Path:

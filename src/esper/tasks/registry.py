@@ -19,6 +19,7 @@ _tasks: dict[str, Builder] = {
     "glyphs": synthetic.glyphs,
     "planted": synthetic.planted,
     "phrases": synthetic.phrases,
+    "source": packaged.source,
     "images": local_files.images,
     "text": local_files.text,
 }
@@ -62,7 +63,7 @@ def task_names() -> tuple[str, ...]:
 
     Example:
         >>> task_names()
-        ('mnist1d', 'digits', 'spirals', 'waves', 'glyphs', 'planted', 'images', 'text')
+        ('mnist1d', 'digits', 'spirals', 'waves', 'glyphs', 'planted', 'phrases', 'source', 'images', 'text')
     """
     return tuple(_tasks)
 
