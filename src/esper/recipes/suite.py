@@ -148,6 +148,11 @@ def _chain(
     )
 
 
+def _text(task: str, width: int, lr: float, steps: int = 40, context: int = 64) -> FleetConfig:
+    """Return transformers of one block that read a text for long enough that a second one can pay."""
+    return _chain(task, "gpt", (width,), lr, budget=64, steps=steps, context=context, validation=256)
+
+
 def _perceptron(task: str, width: int, lr: float, budget: float, **options: Option) -> FleetConfig:
     """Return perceptrons on a budget, which seeds can widen but nothing can deepen."""
     plain = _fleet(task, options, "mlp", (width, width), lr)
@@ -160,14 +165,13 @@ CHEAP = LifecycleConfig(min_training=0, training=3, lesson_every=4, measure_ever
 """What lives on a budget spend on silent lessons and on measuring contributions."""
 BUDGETED: dict[str, Callable[[], FleetConfig]] = {
     "phrases-16": lambda: _chain("phrases", "gpt", (16, 16), 1e-2, budget=120),
-    "phrases-24": lambda: _chain("phrases", "gpt", (24, 24), 1e-2, budget=120, steps=10, words=128),
+    "source-16": lambda: _text("source", 16, 1e-2),
+    "source-32": lambda: _text("source", 32, 6e-3, steps=80),
     "glyphs-8": lambda: _chain("glyphs", "resnet", (8, 16), 1e-2, budget=80, variants=6, examples=6000),
-    "glyphs-6": lambda: _chain(
-        "glyphs", "resnet", (6, 12), 1e-2, budget=80, steps=10, variants=10, noise=0.5, examples=6000
-    ),
     "spirals-6": lambda: _perceptron("spirals", 6, 4e-2, budget=40),
     "planted-4": lambda: _perceptron("planted", 4, 4e-2, budget=40, inputs=4, classes=8),
     "phrases-8": lambda: _chain("phrases", "gpt", (8, 8), 2e-2, budget=60, batch=16, words=24, examples=2000),
+    "source-24": lambda: _text("source", 24, 8e-3, context=32),
     "digits-8": lambda: _chain("digits", "resnet", (8, 8), 1e-2, budget=60, batch=64, steps=10),
     "waves-8": lambda: replace(
         _signals(8, task="waves"),
@@ -177,7 +181,7 @@ BUDGETED: dict[str, Callable[[], FleetConfig]] = {
     ),
 }
 """Settings on a budget, by name."""
-UNSEEN = ("phrases-8", "digits-8", "waves-8")
+UNSEEN = ("phrases-8", "source-24", "digits-8", "waves-8")
 """Those that the recipe `budgeted` is not trained on."""
 QUICK_BUDGETED = ("phrases-8", "spirals-6")
 """Those of a quick exam."""
@@ -193,8 +197,8 @@ def budgeted(*names: str) -> tuple[FleetConfig, ...]:
 
 def budgeted_text(path: str | Path, width: int = 32) -> FleetConfig:
     """Return the setting on a budget for a text file, read character by character."""
-    plain = _chain("text", "gpt", (width, width), 6e-3, budget=100, steps=10)
-    return replace(plain, options=_file(path) | {"validation": 256})
+    plain = _text("text", width, 6e-3)
+    return replace(plain, options=plain.options | _file(path))
 
 
 def images(path: str | Path) -> FleetConfig:
