@@ -3,7 +3,7 @@
     python3 benchmark/lanes.py [--workloads small2d tiny2d --hosts 64 256 --lanes 0 8 0 8]
 
 Every number of lanes trains the same hosts from the same weights; prints one line of JSON for each, which says whether
-three steps gave the bits of the first.
+three steps gave the bits of the first, and what the memory was and was estimated to be.
 """
 
 import json
@@ -16,9 +16,10 @@ from torch import Tensor
 from esper.cli.workloads import WORKLOADS, make_fleet, random_legal, timed
 from esper.leyline.rng import Purpose, key, permutation
 from esper.tolaria import Engine, EnvConfig, Fleet, FleetEnv
+from esper.tolaria.assignment import rows_of
 from esper.tolaria.capture import Programs
 from esper.tolaria.lanes import Lanes
-from esper.tolaria.schedule import copied
+from esper.tolaria.schedule import copied, schedule
 from esper.tolaria.training import step_of
 
 
@@ -41,12 +42,13 @@ class Question:
                 ms, peak, bits = measured(fleet, lanes)
                 reference = bits if reference is None else reference
                 told = {"workload": name, "hosts": hosts, "lanes": lanes, "ms": round(ms, 3), "peak_gb": round(peak, 2)}
-                print(json.dumps(told | {"same_bits": torch.equal(bits, reference)}), flush=True)
+                told |= {"estimated_gb": round(estimated(fleet), 2), "same_bits": torch.equal(bits, reference)}
+                print(json.dumps(told), flush=True)
 
 
 def live(name: str, hosts: int, decisions: int) -> Fleet:
     """Return a fleet whose seeds are those of random decisions."""
-    engine = Engine(device="cuda", precision="bf16")
+    engine = Engine(device="cuda", precision="bf16", memory_budget=100 << 30)
     env = FleetEnv(make_fleet(WORKLOADS[name], hosts, engine), EnvConfig(staggered=True))
     generator, legal = torch.Generator("cuda").manual_seed(1), env.reset().legal
     for _ in range(decisions):
@@ -57,6 +59,13 @@ def live(name: str, hosts: int, decisions: int) -> Fleet:
 def weights(fleet: Fleet) -> list[Tensor]:
     """Return all that a step changes."""
     return [t for stack in fleet.network.stacks.values() for t in stack.tensors.values()]
+
+
+def estimated(fleet: Fleet) -> float:
+    """Return the memory that a step should take, in GB."""
+    rows = rows_of(schedule(fleet, copied(fleet), measuring=False))
+    state, example = fleet.memory.needs(fleet.num_hosts, *rows, training=True)
+    return (state + fleet.config.batch_size * example) / 2**30
 
 
 def measured(fleet: Fleet, lanes: int) -> tuple[float, float, Tensor]:
