@@ -148,9 +148,9 @@ def _chain(
     )
 
 
-def _text(task: str, width: int, lr: float, steps: int = 40, context: int = 64) -> FleetConfig:
+def _text(task: str, width: int, lr: float, steps: int = 64, context: int = 64) -> FleetConfig:
     """Return transformers of one block that read a text for long enough that a second one can pay."""
-    return _chain(task, "gpt", (width,), lr, budget=64, steps=steps, context=context, validation=256)
+    return _chain(task, "gpt", (width,), lr, budget=40, steps=steps, context=context, validation=256)
 
 
 def _perceptron(task: str, width: int, lr: float, budget: float, **options: Option) -> FleetConfig:
@@ -166,7 +166,7 @@ CHEAP = LifecycleConfig(min_training=0, training=3, lesson_every=4, measure_ever
 BUDGETED: dict[str, Callable[[], FleetConfig]] = {
     "phrases-16": lambda: _chain("phrases", "gpt", (16, 16), 1e-2, budget=120),
     "source-16": lambda: _text("source", 16, 1e-2),
-    "source-32": lambda: _text("source", 32, 6e-3, steps=80),
+    "source-32": lambda: _text("source", 32, 6e-3, steps=128),
     "glyphs-8": lambda: _chain("glyphs", "resnet", (8, 16), 1e-2, budget=80, variants=6, examples=6000),
     "spirals-6": lambda: _perceptron("spirals", 6, 4e-2, budget=40),
     "planted-4": lambda: _perceptron("planted", 4, 4e-2, budget=40, inputs=4, classes=8),
