@@ -44,5 +44,6 @@ fleet tokens 64 24 none twins live
 profile tokens
 fleet tiny2d 256 100 none live
 fleet mnist1d 256 100 none live
+once lanes 150 python3 benchmark/lanes.py --lanes 0 8 0
 once precision 150 "${esper[@]}" bench precision --task phrases --host gpt --json
 profile cifar
