@@ -56,7 +56,9 @@ def toy_trainer(kind: str, *, dtype: torch.dtype = torch.float32, examples: int 
     return HostTrainer(SPECS[kind], toy_task(kind, examples, dtype=dtype), config, dtype=dtype, **options)
 
 
-def germinate(trainer: HostTrainer, blueprint: str, graft: Graft = Graft.ADD, slot: str = "s0") -> tuple[int, ...]:
+def germinate(
+    trainer: HostTrainer | Fleet, blueprint: str, graft: Graft = Graft.ADD, slot: str = "s0"
+) -> tuple[int, ...]:
     """The action that plants this seed."""
     return trainer.space.action("GERMINATE", slot=slot, blueprint=blueprint, style=STYLE_OF[graft], tempo=3)
 
