@@ -11,6 +11,13 @@ from esper.jobs import Ending, Job
 from esper.leyline.errors import EsperError
 
 TESTS = str(Path(__file__).parent)
+QUICK_RAY = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+}
+"""Settings with which Ray notices dead workers soon and starts no processes that the tests do not need."""
 
 
 def job(folder: Path, name: str, function: str = "write", after: tuple[str, ...] = (), **given: Any) -> Job:

@@ -21,7 +21,7 @@ from esper.jobs.ray_tasks import OBJECTS, RayTasks, connect, interruptible, requ
 from esper.jobs.running import ATTEMPTS
 from esper.leyline.errors import EsperError
 from esper.telemetry import RunFolder
-from jobs_toys import TESTS, Here, begun, job
+from jobs_toys import QUICK_RAY, TESTS, Here, begun, job
 from telemetry_toys import SMALL, same_runs, small_run, timeless_exams
 
 FLEETS = [
@@ -43,6 +43,8 @@ def cluster():
 
     with pytest.MonkeyPatch.context() as changed:
         changed.setenv("PYTHONPATH", TESTS, prepend=os.pathsep)
+        for name, value in QUICK_RAY.items():
+            changed.setenv(name, value)
         head = {"num_cpus": 2, "object_store_memory": OBJECTS, "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args=head)
         yield cluster

@@ -14,6 +14,7 @@ import pytest
 from esper.cli.train import Resume
 from esper.leyline.errors import FileError
 from esper.telemetry import RunFolder
+from jobs_toys import QUICK_RAY
 from telemetry_toys import same_runs
 
 UPDATES = 12
@@ -49,6 +50,8 @@ def slow(tmp_path_factory):
     with pytest.MonkeyPatch.context() as changed:
         changed.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         changed.setenv("OMP_NUM_THREADS", "1")
+        for name, value in QUICK_RAY.items():
+            changed.setenv(name, value)
         changed.setenv(MARK, str(os.getpid()))
         yield
 
