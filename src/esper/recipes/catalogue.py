@@ -105,7 +105,7 @@ def general() -> Recipe:
 
 
 def budgeted() -> Recipe:
-    """Lives on a budget of compute, at any price of growth: six settings; 7 minutes on an H200 GPU."""
+    """Lives on a budget of compute, at any price of growth: six settings; 10 minutes on an H200 GPU."""
     small_steps = PPOConfig(  # larger ones lose what was cloned within four updates: benchmark/results.md
         lr=5e-5, lr_end=5e-6, minibatches=16, entropy_coef=0.001, anneal=8, gamma=1.0, target_kl=0.02
     )

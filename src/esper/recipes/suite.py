@@ -164,10 +164,10 @@ def _perceptron(task: str, width: int, lr: float, budget: float, **options: Opti
 CHEAP = LifecycleConfig(min_training=0, training=3, lesson_every=4, measure_every=8, measure_fossilized=False)
 """What lives on a budget spend on silent lessons and on measuring contributions."""
 BUDGETED: dict[str, Callable[[], FleetConfig]] = {
-    "phrases-16": lambda: _chain("phrases", "gpt", (16, 16), 1e-2, budget=120),
+    "phrases-16": lambda: _chain("phrases", "gpt", (16, 16), 1e-2, budget=60, steps=10),
     "source-16": lambda: _text("source", 16, 1e-2),
     "source-32": lambda: _text("source", 32, 6e-3, steps=128),
-    "glyphs-8": lambda: _chain("glyphs", "resnet", (8, 16), 1e-2, budget=80, variants=6, examples=6000),
+    "glyphs-8": lambda: _chain("glyphs", "resnet", (8, 16), 1e-2, budget=40, steps=10, variants=6, examples=6000),
     "spirals-6": lambda: _perceptron("spirals", 6, 4e-2, budget=40),
     "planted-4": lambda: _perceptron("planted", 4, 4e-2, budget=40, inputs=4, classes=8),
     "phrases-8": lambda: _chain("phrases", "gpt", (8, 8), 2e-2, budget=60, batch=16, words=24, examples=2000),
