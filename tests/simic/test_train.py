@@ -9,6 +9,7 @@ import torch
 from esper.leyline.actions import Head, Op
 from esper.leyline.errors import EsperError
 from esper.simic import CollectConfig, LearnConfig, Learner, PPOConfig, RentSchedule, RewardConfig, train_controller
+from esper.simic.checkpoint import load_training_run, save_training_run
 from esper.simic.normalizers import RunningMeanStd, update_reward_std
 from esper.simic.ppo import PPOLosses, UpdateResult
 from esper.simic.rollout import Collector, collect
@@ -24,6 +25,7 @@ def fleets():
 
 
 CONFIG = LearnConfig(updates=2, collect=CollectConfig(horizon=4))
+NOTHING = torch.full((3,), torch.nan)
 
 
 def without_times(report):
@@ -49,6 +51,26 @@ def test_reports_are_complete_and_the_same_seed_gives_the_same_ones():
             assert head.grad_norm_clipped <= head.grad_norm + 1e-9
 
 
+def test_reports_say_what_the_newest_episodes_of_every_setting_reached(tmp_path):
+    """Each setting counts once, however many of its episodes end in an update, and none is forgotten by a stop."""
+    config = dataclasses.replace(CONFIG, collect=CollectConfig(horizon=1))
+    training, newest, mixes = Training(fleets(), controller_for(), config), {}, set()
+    for update in range(12):
+        if update % 4 == 3:
+            save_training_run(tmp_path / "run", training)
+            training = Training(fleets(), controller_for(), config)
+            load_training_run(tmp_path / "run", training)
+        report = training.step()
+        ended = [[life for life in report.lives if (life.host < 4) == first] for first in (True, False)]
+        newest |= {n: lives for n, lives in enumerate(ended) if lives}
+        for name in ("objective", "score", "growth"):
+            means = [np.mean([getattr(life, name) for life in lives]) for lives in newest.values()]
+            expected = pytest.approx(np.mean(means), abs=1e-6) if len(means) == 2 else None
+            assert getattr(report, name) == expected
+        mixes.add(tuple(map(len, ended)))
+    assert {(0, 0), (0, 1)} < mixes
+
+
 def test_a_head_without_samples_says_none(rollouts):
     _, rollout, controller = rollouts()
     learner = Learner(controller, PPOConfig())
@@ -56,7 +78,7 @@ def test_a_head_without_samples_says_none(rollouts):
     waiting[..., Head.OP] = Op.WAIT
     waited = rollout._replace(choice=rollout.choice._replace(action=waiting))
     learned = learner.update(waited)
-    report = summarize(0, outcomes(waited), waited.reward, learned, 0.0, {})
+    report = summarize(0, outcomes(waited), NOTHING, waited.reward, learned, 0.0, {})
     assert [head.samples for head in report.heads] == [49] + 7 * [0]
     for head in report.heads[1:]:
         assert (head.approx_kl, head.clip_fraction, head.entropy, head.ratio_min, head.ratio_max) == (None,) * 5
@@ -78,7 +100,7 @@ def test_nonsense_is_not_learned_from(what, rollouts):
     assert what in learned.stopped
     assert learned.steps == 0
     assert all(torch.equal(a, b) for a, b in zip(before, controller.parameters(), strict=True))
-    report = summarize(0, outcomes(broken), broken.reward, learned, 0.0, {})
+    report = summarize(0, outcomes(broken), NOTHING, broken.reward, learned, 0.0, {})
     assert report.stopped == learned.stopped
     learner.update(rollout)
     assert not all(torch.equal(a, b) for a, b in zip(before, controller.parameters(), strict=True)), "it learns again"
@@ -141,9 +163,9 @@ def test_a_report_says_what_happened():
         choice=played.choice._replace(action=action, value=at), reward=at / 10, ended=ended,
         sick=ended & torch.tensor([True, True, False]), objective=at + 100, score=at + 200, growth=at + 300,
     )  # fmt: skip
-    report = summarize(5, outcomes(played), at, learned, 0.3, {"collect": 1.5})
+    report = summarize(5, outcomes(played), torch.tensor([0.5, 0.25, torch.nan]), at, learned, 0.3, {"collect": 1.5})
     assert (report.update, report.decisions, report.episodes, report.sick) == (5, 6, 2, 1)
-    assert (report.objective, report.score, report.growth) == (103.0, 203.0, 303.0)
+    assert (report.objective, report.score, report.growth) == (0.5, 0.25, None)
     assert [dataclasses.astuple(life) for life in report.lives] == [
         (5, 1, 101.0, 201.0, 301.0, True), (5, 2, 105.0, 205.0, 305.0, False),
     ]  # fmt: skip
@@ -228,7 +250,7 @@ def test_rewards_are_reported_as_earned_and_as_learned_from(rollouts):
     for earned in (rollout, rollout._replace(reward=rollout.reward + 100.0)):
         twin = controller_for()
         learned = Learner(twin, PPOConfig()).update(earned, 0.5 * rollout.reward)
-        report = summarize(0, outcomes(earned), 0.5 * rollout.reward, learned, 0.0, {})
+        report = summarize(0, outcomes(earned), NOTHING, 0.5 * rollout.reward, learned, 0.0, {})
         assert report.reward == pytest.approx(earned.reward.mean().item(), rel=1e-5)
         assert report.reward_normalized == pytest.approx(0.5 * rollout.reward.mean().item(), rel=1e-5)
         ends.append(list(twin.parameters()))

@@ -169,11 +169,11 @@ class UpdateReport:
     sick: int
     """Episodes that terminated because a host failed or diverged."""
     objective: float | None
-    """Mean objective J of the episodes that ended, at their end; None if none ended."""
+    """Mean objective J at the end of every setting's newest episodes, over all settings; None until each has some."""
     score: float | None
-    """Mean validation score of the episodes that ended, at their end; None if none ended."""
+    """Mean validation score of the same episodes."""
     growth: float | None
-    """Mean growth of the episodes that ended, at their end; None if none ended."""
+    """Mean growth of the same episodes."""
     rent: float
     """Price of growth in J at this update; the mean of its prices, if episodes draw theirs."""
     reward: float

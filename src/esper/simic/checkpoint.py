@@ -1,5 +1,6 @@
 """Checkpoints of a training, its fleets included: a resumed training continues with identical numbers."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -60,7 +61,8 @@ def _own_fleets(training: Training) -> tuple[Tensors, list[dict[str, Any]]]:
     for i, (env, state) in enumerate(zip(fleets.envs, fleets.states, strict=True), fleets.first_fleet):
         tensors |= {f"env/{i}/{name}": x for name, x in env_tensors(env).items()}
         tensors |= flatten(state, f"live/{i}")
-    return tensors, [env_description(env) for env in fleets.envs]
+    reached = [[None if math.isnan(x) else x for x in row] for row in training.reached.tolist()]
+    return tensors, [env_description(env) | {"reached": x} for env, x in zip(fleets.envs, reached, strict=True)]
 
 
 def load_training_run(path: str | Path, training: Training) -> dict[str, Any]:
@@ -85,6 +87,9 @@ def load_training_run(path: str | Path, training: Training) -> dict[str, Any]:
         own = description["envs"][indices.start : indices.stop]
         for env, part, env_notes in zip(fleets.envs, parts, own, strict=True):
             restore_env(path, env, part, env_notes)
+        nothing = [None] * training.reached.shape[1]
+        rows = [[math.nan if x is None else x for x in notes.get("reached", nothing)] for notes in own]
+        training.reached = torch.tensor(rows, dtype=torch.float64, device=fleets.device).view_as(training.reached)
         fleets.states, fleets.decisions = states, int(counters["decisions"])
         hosts = slice(fleets.first_host, fleets.first_host + sum(fleets.sizes))
         fleets.memory = HiddenState(*(x[hosts] for x in unflatten(fleets.memory, "memory", tensors)))

@@ -1,5 +1,6 @@
 """The training loop of a controller: collect a rollout, update by PPO, report."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -98,6 +99,14 @@ def outcomes(rollout: Rollout, workers: Workers = ALONE) -> Outcomes:
     return Outcomes(*(workers.joined(x, 1) for x in own))
 
 
+def newest(rollout: Rollout, sizes: Sequence[int], before: Float[Tensor, "F E"]) -> Float[Tensor, "F E"]:
+    """Return what the episodes of each fleet that ended reached on average; `before` where none has ended."""
+    ends = [getattr(rollout, name).where(rollout.ended, 0.0).double().sum(0) for name in AT_END]
+    sums = torch.stack([part.sum(0) for part in torch.stack(ends, 1).split(list(sizes))])
+    counts = torch.stack([part.sum() for part in rollout.ended.sum(0).split(list(sizes))])[:, None]
+    return torch.where(counts > 0, sums / counts.clamp(min=1), before)
+
+
 class Training:
     """A controller in training, with all state that its next update depends on.
 
@@ -113,6 +122,8 @@ class Training:
         self.fleets = Collector(envs, controller, config.collect, config.rng_seed, workers)
         self.scale, self.watch = RunningMeanStd((), self.fleets.device), AnomalyDetector(config.bounds)
         self.fleets.begin(config.rent.at(0))
+        self.reached = torch.full((len(envs), len(AT_END)), math.nan, dtype=torch.float64, device=self.fleets.device)
+        """What each fleet's newest episodes reached on average; NaN before the first has ended."""
 
     def step(self) -> UpdateReport:
         """Collect a rollout, learn from it and report; gardens are in the report of the first worker."""
@@ -127,7 +138,9 @@ class Training:
         clock.mark("learn")
         prices = self.config.collect.prices
         charged = sum(prices) / len(prices) if prices else rent
-        report = summarize(self.update, every, every.reward / std, result, charged, clock.seconds)
+        self.reached = newest(rollout, self.fleets.sizes, self.reached)
+        reached = self.workers.joined(self.reached).mean(0)
+        report = summarize(self.update, every, reached, every.reward / std, result, charged, clock.seconds)
         garden, planted = all_gardens(self.fleets, rollout, self.workers)
         detail = diagnose(self.controller, every, result) if self.watch.alert else None
         health = gradient_health(report.heads, self.config.bounds)
@@ -233,10 +246,27 @@ def diagnose(controller: Controller, every: Outcomes, result: UpdateResult) -> D
 
 
 def summarize(
-    update: int, every: Outcomes, normalized: Tensor, result: UpdateResult, rent: float, seconds: dict[str, float]
+    update: int,
+    every: Outcomes,
+    reached: Float[Tensor, " E"],
+    normalized: Tensor,
+    result: UpdateResult,
+    rent: float,
+    seconds: dict[str, float],
 ) -> UpdateReport:
-    """Return the report of an update; all numbers are read from the device in one transfer."""
-    numbers, losses = _numbers(every, normalized, result), result.losses
+    """Return the report of an update; all numbers are read from the device in one transfer.
+
+    Args:
+        update: Its number.
+        every: What the decisions led to.
+        reached: Means over all fleets of what their newest episodes reached, as in `AT_END`.
+        normalized: Rewards that were learned from.
+        result: What the learner did.
+        rent: Price of growth.
+        seconds: Seconds by phase.
+    """
+    numbers = dict(zip(AT_END, reached, strict=True)) | _numbers(every, normalized, result)
+    losses = result.losses
     by_head = (losses.approx_kl, losses.clip_fraction, losses.entropy, losses.ratio_min, losses.ratio_max)
     read = _read(
         {
@@ -249,7 +279,7 @@ def summarize(
     )
     totals: dict[str, Any] = dict(zip(numbers, read["numbers"], strict=True))
     episodes = round(totals["episodes"])
-    totals |= {name: totals[name] / episodes if episodes else None for name in AT_END}
+    totals |= {name: None if math.isnan(totals[name]) else totals[name] for name in AT_END}
     totals |= {"episodes": episodes, "sick": round(totals["sick"])}
     clip_factor = totals["grad_norm_clipped"] / max(totals["grad_norm"], 1e-12)
     return UpdateReport(
@@ -270,12 +300,11 @@ def summarize(
 
 
 def _numbers(every: Outcomes, normalized: Tensor, result: UpdateResult) -> dict[str, Tensor]:
-    """Return the scalars of a report; those of `AT_END` are sums over the episodes that ended."""
+    """Return the scalars of a report."""
     values, returns, losses = every.value, result.returns, result.losses
     return {
         "episodes": every.ended.sum(),
         "sick": every.sick.sum(),
-        **{name: getattr(every, name).where(every.ended, 0.0).sum() for name in AT_END},
         "reward": every.reward.mean(),
         "reward_normalized": normalized.mean(),
         "returns": returns.mean(),
