@@ -52,9 +52,9 @@ def test_a_host_learns_as_if_its_silent_seed_were_not_there(kind, blueprint, gra
             p.data.fill_(poison)
     before = [p.clone() for p in holder.host.slot(0).parameters()]
     host_training.train_epoch(holder)
-    learned, loss = learned_alone(kind)
+    learned, measured = learned_alone(kind)
     assert same_bits(learned, trunk(holder))
-    assert loss == holder.evaluate()
+    assert measured == holder.evaluate()
     after = list(holder.host.slot(0).parameters())
     assert poison is not None or not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 

@@ -1,6 +1,5 @@
 """Checkpoints of a training, its fleets included: a resumed training continues with identical numbers."""
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -61,8 +60,7 @@ def _own_fleets(training: Training) -> tuple[Tensors, list[dict[str, Any]]]:
     for i, (env, state) in enumerate(zip(fleets.envs, fleets.states, strict=True), fleets.first_fleet):
         tensors |= {f"env/{i}/{name}": x for name, x in env_tensors(env).items()}
         tensors |= flatten(state, f"live/{i}")
-    reached = [[None if math.isnan(x) else x for x in row] for row in training.reached.tolist()]
-    return tensors, [env_description(env) | {"reached": x} for env, x in zip(fleets.envs, reached, strict=True)]
+    return tensors, [env_description(env) for env in fleets.envs]
 
 
 def load_training_run(path: str | Path, training: Training) -> dict[str, Any]:
@@ -81,15 +79,15 @@ def load_training_run(path: str | Path, training: Training) -> dict[str, Any]:
         states: list[LifeState] = [
             unflatten(state, f"live/{i}", tensors) for i, state in zip(indices, fleets.states, strict=True)
         ]
+        unknown = torch.full((len(description["envs"]), training.reached.shape[1]), torch.nan, dtype=torch.float64)
+        tensors.setdefault("reached", unknown)  # absent from older checkpoints
         rest = {name: x for name, x in tensors.items() if not name.startswith(("env/", "live/", "optimizer/"))}
         match(path, {n: x for n, x in _training_tensors(training).items() if not n.startswith("optimizer/")}, rest)
         optimizer_state = _optimizer_state(learner.optimizer, tensors)
         own = description["envs"][indices.start : indices.stop]
         for env, part, env_notes in zip(fleets.envs, parts, own, strict=True):
             restore_env(path, env, part, env_notes)
-        nothing = [None] * training.reached.shape[1]
-        rows = [[math.nan if x is None else x for x in notes.get("reached", nothing)] for notes in own]
-        training.reached = torch.tensor(rows, dtype=torch.float64, device=fleets.device).view_as(training.reached)
+        training.reached = tensors["reached"][indices.start : indices.stop].to(fleets.device)
         fleets.states, fleets.decisions = states, int(counters["decisions"])
         hosts = slice(fleets.first_host, fleets.first_host + sum(fleets.sizes))
         fleets.memory = HiddenState(*(x[hosts] for x in unflatten(fleets.memory, "memory", tensors)))
@@ -139,7 +137,7 @@ def _training_tensors(training: Training) -> Tensors:
         tensors |= {f"optimizer/{index}/{name}": torch.as_tensor(x) for name, x in state.items()}
     tensors |= flatten({"count": scale.count, "mean": scale.mean, "squares": scale.squares}, "scale")
     tensors |= flatten(HiddenState(*(workers.joined(x) for x in training.fleets.memory)), "memory")
-    tensors["generator"] = learner.generator.get_state()
+    tensors |= {"generator": learner.generator.get_state(), "reached": workers.joined(training.reached)}
     return tensors
 
 
